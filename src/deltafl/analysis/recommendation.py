@@ -206,7 +206,7 @@ def recommend(
         most = _parts(row.label).sampler.most_clients
         # Who does not say how many clients there are may have few.
         few_enough = most is None or (clients or 1) <= most
-        if few_enough and row.settings in SUITED[model] and _fits(row.method, *allowed):
+        if few_enough and row.settings in SUITED[model] and _fits(row.method, allowed):
             fitting.setdefault(row.method, {})[row.task] = row
     if not fitting:
         raise DeltaflError(
@@ -315,28 +315,13 @@ def _level(
     return [x for x in others if all(row.high >= low[task] for task, row in rows[x].items())]
 
 
-def _fits(
-    method: str,
-    labels: bool,
-    census: bool,
-    memory: bool,
-    reachable: bool,
-) -> bool:
+def _fits(method: str, allowed: Iterable[bool]) -> bool:
+    """Whether labels, a census, memory and every client's reply are there, as far as it needs
+    them.
+    """
     sampler, control, uses_labels, asks_all = _parts(method)
-    wanted = {
-        "labels": uses_labels,
-        "census": asks_all,
-        "memory": control.remembers,
-        # Such a sampler needs every client's reply.
-        "reachable": sampler.accepts_no_mask,
-    }
-    given = {
-        "labels": labels,
-        "census": census,
-        "memory": memory,
-        "reachable": reachable,
-    }
-    return all(given[name] for name, is_needed in wanted.items() if is_needed)
+    needs = (uses_labels, asks_all, control.remembers, sampler.accepts_no_mask)
+    return all(has or not need for has, need in zip(allowed, needs, strict=True))
 
 
 def _cost(method: str, clients: int | None, parameters: int | None) -> str:

@@ -3,7 +3,6 @@
 From Python any ``concurrent.futures.Executor`` will do, under whatever name.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DeltaflError, explained, in_one_line, require, unknown_name
+from .processes import variable
 
 #: What submitit calls the same on every cluster.
 _SHARED = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes", "tasks_per_node", "timeout_min")
@@ -35,25 +35,11 @@ def _dask(address: str, folder: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def _own_logging() -> Iterator[None]:
-    """As submitit is imported: it would close the handlers of this program's logging, and with
-    them files such as a stream that absl logs to. Its workers keep their logs.
-    """
-    level = "SUBMITIT_LOG_LEVEL"
-    if level in os.environ:
-        yield
-        return
-    os.environ[level] = "NOCONFIG"
-    try:
-        yield
-    finally:
-        del os.environ[level]
-
-
-@contextmanager
 def _submitit(cluster: str, options: str, folder: Path) -> Iterator[Any]:
     require("submitit", "cluster")
-    with _own_logging():
+    # Else it would close the handlers of this program's logging, and with them files such as a
+    # stream that absl logs to. Its workers keep their logs.
+    with variable("SUBMITIT_LOG_LEVEL", "NOCONFIG"):
         import submitit
 
     given = dict[str, Any]()

@@ -130,7 +130,9 @@ def _context() -> Any:
     # A server that has imported torch, but has not used it, forks processes that are ready at once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["deltafl.simulation.run"])
-    with _without_current_folder():
+    # What is started here looks for no module, such as NumPy, in the folder that the command is
+    # given in; programs that the user starts later do.
+    with variable("PYTHONSAFEPATH", "1"):
         resource_tracker.ensure_running()  # it lets Ctrl-C through again
         # Ctrl-C is this process's to handle.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -140,19 +142,16 @@ def _context() -> Any:
 
 
 @contextmanager
-def _without_current_folder() -> Iterator[None]:
-    """Python that is started in the block looks for no module, such as NumPy, in the folder that
-    the command is given in; programs that the user starts later do.
-    """
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = before or "1"
+def variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable for as long as the block runs, unless the user has set it."""
+    if os.environ.get(name):
+        yield
+        return
+    os.environ[name] = value
     try:
         yield
     finally:
         del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
 
 
 def packed(value: object) -> bytes:

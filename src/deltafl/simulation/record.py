@@ -361,25 +361,19 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
         for key, value in directory.environment().items()
         if key not in {"command", "directory", "model", *task.data}
     }
-    return RunRecord(
-        part=job.part,
-        settings=what_is_run(job.settings),
-        data=task.dataset.name,
-        metric=run.metric,
-        judges=[*run.judges],
-        others={name: curve_r.tolist() for name, curve_r in run.others_r.items()},
-        environment=device | versions,
-        fairness=run.fairness,
-        server_bytes=run.server_bytes,
-        draws=run.draws_m.tolist(),
-        refused=run.refused,
-        refused_why=run.refused_why,
-        diverged=run.diverged,
-        diverged_why=run.diverged_why,
-        stopped_why=run.stopped_why,
-        probes=measured_columns(directory.lines("rounds.jsonl")),
-        **{name: curve.tolist() for name, curve in curves.items() if curve is not None},
-    )
+    same: Json = {
+        name: getattr(run, name) for name in RunRecord.model_fields if name in Run._fields
+    }
+    same |= {name: curve.tolist() for name, curve in curves.items() if curve is not None}
+    same |= {
+        "part": job.part,
+        "data": task.dataset.name,
+        "others": {name: curve_r.tolist() for name, curve_r in run.others_r.items()},
+        "environment": device | versions,
+        "draws": run.draws_m.tolist(),
+        "probes": measured_columns(directory.lines("rounds.jsonl")),
+    }
+    return RunRecord(**same)
 
 
 def measured_columns(lines: Iterable[Json]) -> dict[str, list[float | None]]:

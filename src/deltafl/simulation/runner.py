@@ -11,6 +11,7 @@ import numpy as np
 from ..model_parts import Arrays, as_array, copied
 from ..streams import stream
 from ..tasks.base import Task
+from ..tasks.checks import model_inputs
 from ..tasks.draws import seeded
 from ..tasks.metrics import Look
 from ..types import Array, IntArray, Params
@@ -61,7 +62,7 @@ class ClientRunner:
         train_one: Callable[..., LocalResult] = partial(train_serial, model, task.loss, parts=parts)
         # A teacher beside its student is frozen, and yet it moves.
         if form.path == "serial" and parts.names("frozen"):
-            some = self._inputs(self._data[0][:2])
+            some = model_inputs(self._task, self._data[0][:2])
             with seeded(stream(seed, "dropout"), device):
                 share = not remembers(model, some, training=True)
             train_one = partial(train_one, share=share)
@@ -71,7 +72,7 @@ class ClientRunner:
         elif form.path == "batched":
             self._batched = BatchedTrainer(
                 # A copy that stays in training mode: the model itself evaluates.
-                with_masks(copied(model), self._inputs(self._data[0][:1])),
+                with_masks(copied(model), model_inputs(self._task, self._data[0][:1])),
                 task.loss,
                 form.width,
                 self._examples,
@@ -85,7 +86,7 @@ class ClientRunner:
             form.path == "serial" or task.augment is not None or losses_of(task.loss) is None
         )
         # For evaluations; trainers choose their own.
-        example = self._inputs(self._data[2][:1])
+        example = model_inputs(self._task, self._data[2][:1])
         if form.path == "serial" and remembers(model, example, training=False):
             self._forward: Callable[[Tensor], Tensor] = self._forgetful
         else:
@@ -178,7 +179,7 @@ class ClientRunner:
         """
         # Copies: a model or a loss may change in place what it gets.
         x, y = (part[places].clone() for part in self._data[2:])
-        loss, output = self._score(params_d, rest, self._inputs(x), y)
+        loss, output = self._score(params_d, rest, model_inputs(self._task, x), y)
         if look is None:
             return loss, None
         return loss, look(as_array(output), y.cpu().numpy())
@@ -217,14 +218,7 @@ class ClientRunner:
     def _examples(self, rows: IntArray | Tensor) -> tuple[Tensor, Tensor]:
         places = torch.as_tensor(rows).to(self._device)
         x, y = (part.index_select(0, places) for part in self._data[:2])
-        return self._inputs(x), y
-
-    def _inputs(self, stored: Tensor) -> Tensor:
-        if self._task.tokens:
-            return stored.long()
-        if stored.dtype == torch.uint8:
-            return stored.float().mul_(self._task.input_scale)
-        return stored
+        return model_inputs(self._task, x), y
 
 
 def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:

@@ -215,25 +215,20 @@ def rounds_to_threshold(
 class TuneSettings(CompareSettings):
     """A comparison whose learning rates are tuned first."""
 
-    validation: Share = Field(
-        0.2,
-        description="share of training examples that tuning judges by",
-    )
-    local_rates: FirstGrid | None = Field(
-        None, description="first grid; if not set: task's rate / 4 to 4 times it"
-    )
-    server_rates: FirstGrid | None = Field(
-        None, description="first grid of server rates; not tuned if not set"
-    )
+    validation: Share = 0.2
+    """share of training examples that tuning judges by"""
+    local_rates: FirstGrid | None = None
+    """first grid; if not set: task's rate / 4 to 4 times it"""
+    server_rates: FirstGrid | None = None
+    """first grid of server rates; not tuned if not set"""
     tuning_seeds: Annotated[tuple[Seed, ...], BeforeValidator(_from_1000)] = Field(
         3,
         min_length=1,
         validate_default=True,
-        description="number of seeds, which are 1000, 1001, ..., or a list",
     )
-    extensions: Annotated[int, Field(ge=0)] = Field(
-        3, description="how often a grid may grow on each side"
-    )
+    """number of seeds, which are 1000, 1001, ..., or a list"""
+    extensions: Annotated[int, Field(ge=0)] = 3
+    """how often a grid may grow on each side"""
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)

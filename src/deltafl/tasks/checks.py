@@ -179,7 +179,7 @@ def first_examples(task: Task, count: int = 2) -> tuple[Tensor, Tensor]:
     from .modules import torch
 
     # Copies here and elsewhere, for torch refuses the negative strides of a picture's mirror image.
-    x = _inputs(task, torch.tensor(task.dataset.train_x[:count].copy()))
+    x = model_inputs(task, torch.tensor(task.dataset.train_x[:count].copy()))
     return x, torch.tensor(task.dataset.train_y[:count].copy())
 
 
@@ -189,18 +189,18 @@ def spread_examples(task: Task, count: int) -> tuple[Tensor, Tensor]:
 
     data = task.dataset
     row_n = np.linspace(0, len(data.test_x) - 1, min(count, len(data.test_x))).astype(np.int64)
-    x = _inputs(task, torch.tensor(data.test_x[row_n]))
+    x = model_inputs(task, torch.tensor(data.test_x[row_n]))
     return x, torch.tensor(data.test_y[row_n])
 
 
-def _inputs(task: Task, stored: Tensor) -> Tensor:
+def model_inputs(task: Task, stored: Tensor) -> Tensor:
     """Stored inputs as a task's model takes them."""
     from .modules import torch
 
     if task.tokens:
         return stored.long()
     if stored.dtype == torch.uint8:
-        return stored * task.input_scale
+        return stored.float().mul_(task.input_scale)
     return stored
 
 
@@ -405,7 +405,7 @@ def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
         return
     data = task.dataset
     y = data.test_y[:_TRIED_EXAMPLES].copy()
-    x = _inputs(task, torch.tensor(data.test_x[:_TRIED_EXAMPLES].copy()))
+    x = model_inputs(task, torch.tensor(data.test_x[:_TRIED_EXAMPLES].copy()))
     with torch.no_grad():
         what = f"the model failed on the first {len(x)} test examples"
         output = as_array(_tried(what, lambda: model.eval()(x)))
@@ -445,7 +445,7 @@ def _check_ends(task: Task, model: Module) -> None:
                 continue
             for place in (values.argmin(), values.argmax()):
                 row = int(np.unravel_index(place, values.shape)[0])
-                one_x = _inputs(task, torch.tensor(x[row : row + 1].copy()))
+                one_x = model_inputs(task, torch.tensor(x[row : row + 1].copy()))
                 one_y = torch.tensor(y[row : row + 1].copy())
                 what = f"{part}_x[{row}], which has numbers from {x[row].min()} to {x[row].max()}"
                 with torch.no_grad():

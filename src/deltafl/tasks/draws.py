@@ -14,8 +14,6 @@ import numpy as np
 from ..types import Rng
 from .modules import torch
 
-__all__ = ["places", "seeded"]
-
 
 @contextmanager
 def seeded(rng: Rng, device: Any = None, every: bool = True) -> Iterator[None]:

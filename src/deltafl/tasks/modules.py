@@ -18,6 +18,7 @@ __all__ = [
     "NextToken",
     "Quadratic",
     "ResidualBlock",
+    "Tensor",
     "nn",
     "spare_single_values",
     "torch",

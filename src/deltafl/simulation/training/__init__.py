@@ -3,10 +3,5 @@
 ``route`` chooses.
 """
 
-from ...errors import MissingExtraError
-
-try:
-    import torch as torch
-    from torch import Tensor as Tensor
-except ImportError as error:
-    raise MissingExtraError("torch", "sim") from error
+from ...tasks.modules import Tensor as Tensor
+from ...tasks.modules import torch as torch
