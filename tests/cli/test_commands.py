@@ -310,6 +310,7 @@ def test_every_setting_is_listed_with_default_range_and_meaning(tmp_path: Path) 
     assert all(words in one for words in ("both", "X >= 0, < 1", "0.0", "local momentum gamma"))
 
 
+@pytest.mark.drawn
 def test_a_comparison_without_matplotlib_leaves_the_pictures_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -45,7 +45,7 @@ def test_a_stand_in_trains_as_a_client_does_with_fewer_steps() -> None:
     population = task.population("data")
     twin_md = np.asarray(twin_simulation(task, work, 7, Engine)(params_d, population, 2))
     steps = round(3 * -(-len(task.client_rows[4]) // 4) * TWIN_STEPS)
-    rows = stand_in_rows(task.label_shares()[4], TWIN_BATCH * steps, task.public_rows)
+    rows = stand_in_rows(task.shares[4], TWIN_BATCH * steps, task.public_rows)
     assert set(rows) <= set(np.concatenate(task.public_rows))
     x = torch.tensor(task.dataset.train_x[rows]).float() * task.input_scale
     y = torch.tensor(task.dataset.train_y[rows])

@@ -131,7 +131,7 @@ def test_several_labels_an_example_are_counted() -> None:
     )
     task = replace(task, dataset=replace(task.dataset, num_classes=CLASSES))
     check_task(task, "own", 0)
-    np.testing.assert_array_equal(task.label_shares(), task_of("mlp").label_shares())
+    np.testing.assert_array_equal(task.shares, task_of("mlp").shares)
 
 
 def test_rows_of_clients_may_be_tuples_or_bytes() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from ..calls import check_options, parse_call
 from ..errors import DeltaflError, WithRanges, unknown_name
 from ..streams import stream
+from ..tasks.metrics import mean_ranks
 from ..types import BoolArray, FloatArray, IntArray, Population, Rng
 from .traces import FORM, VALUE, Columns, Timeline, read_trace
 
@@ -393,10 +394,7 @@ def _ranks(size_m: IntArray) -> FloatArray:
     m = len(size_m)
     if m == 1:
         return np.full(1, 0.5)
-    order_m = np.sort(size_m)
-    first_m = np.searchsorted(order_m, size_m)
-    last_m = np.searchsorted(order_m, size_m, side="right") - 1
-    return np.asarray((first_m + last_m) / 2 / (m - 1))
+    return (mean_ranks(size_m) - 1) / (m - 1)
 
 
 def _clients(columns: Columns, m: int) -> IntArray:

@@ -213,7 +213,8 @@ class Engine:
         seen_e = np.concatenate([seen for _, seen in found])[np.argsort(place_e)]
         if look is right:
             return Judged(self.task, loss, hit_e=seen_e)
-        return Judged.of_outputs(self.task, loss, seen_e)
+        hit_e = right(seen_e, self.task.dataset.test_y) if self.task.knows_accuracy else None
+        return Judged(self.task, loss, hit_e, seen_e)
 
     def _tests(self, num_examples: int, rest: Any) -> list[tuple[slice | IntArray, Arrays]]:
         """The batches of test examples, and with which arrays beside the vector each is judged."""

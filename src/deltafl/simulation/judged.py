@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..tasks.base import Task
-from ..tasks.metrics import Metric, right
+from ..tasks.metrics import Metric
 from ..tasks.partitions import rows_by_key
 from ..types import Array, FloatArray, IntArray
 
@@ -45,12 +45,6 @@ class Judged(NamedTuple):
     loss: float
     hit_e: FloatArray | None = None
     output_e: Array | None = None
-
-    @classmethod
-    def of_outputs(cls, task: Task, loss: float, output_e: Array) -> "Judged":
-        """By its outputs."""
-        hit_e = right(output_e, task.dataset.test_y) if task.knows_accuracy else None
-        return cls(task, loss, hit_e, output_e)
 
     def evaluation(self) -> Evaluation:
         """All metrics on the pooled test set."""

@@ -152,10 +152,6 @@ class Task:
 
     @cached_property
     def shares(self) -> FloatArray:
-        """``label_shares``, counted once."""
-        return self.label_shares()
-
-    def label_shares(self) -> FloatArray:
         """The share of each class among the labels of each client, float64 (m, classes).
 
         Where examples have several labels, all that they have are counted, so that shares sum to 1;

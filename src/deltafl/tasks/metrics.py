@@ -296,12 +296,16 @@ def _in_order(is_one: Numbers, odds: Numbers) -> float:
 
     As ``roc_auc_score`` has it, in a fiftieth of its time: each client is asked for its own.
     """
-    _, place_n, count_k = np.unique(odds, return_inverse=True, return_counts=True)
-    # Equal ones share the mean of their ranks.
-    rank_k = np.cumsum(count_k) - (count_k - 1) / 2
     ones = np.count_nonzero(is_one)
     least = ones * (ones + 1) / 2
-    return float((rank_k[place_n][is_one].sum() - least) / (ones * (len(odds) - ones)))
+    return float((mean_ranks(odds)[is_one].sum() - least) / (ones * (len(odds) - ones)))
+
+
+def mean_ranks(value_n: Numbers) -> FloatArray:
+    """Ranks from 1 on; equal values share the mean of theirs."""
+    _, place_n, count_k = np.unique(value_n, return_inverse=True, return_counts=True)
+    rank_k: FloatArray = np.cumsum(count_k) - (count_k - 1) / 2
+    return rank_k[place_n]
 
 
 def _mean_over_classes(score: Function) -> Function:
