@@ -10,10 +10,10 @@ from deltafl.analysis.advice import Advice
 from deltafl.analysis.forecast import Forecast
 from deltafl.analysis.prices import Prices
 from deltafl.analysis.statistics import Interval
-from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.directory import RunDirectory, recorded_settings
 from deltafl.simulation.foreseen import read_plan
 from deltafl.simulation.live import _row, picture
-from deltafl.simulation.seen import run_at, settings_at
+from deltafl.simulation.seen import run_at
 from tools.cli import deltafl_here
 
 SMALL = (
@@ -187,7 +187,7 @@ def test_watch_finds_the_row_of_the_n_that_was_asked_for(planned: Path) -> None:
     run = planned / "first" / "runs" / "uniform+sample=4-seed0"
     foreseen = read_plan(planned / "first")
     row = foreseen.row("uniform", 4)
-    seen = run_at(run, "run", settings_at(run), None)
+    seen = run_at(run, "run", recorded_settings(run) or {}, None)
     assert seen.n == 4
     # More are asked in a round than n, or fewer: in a census, or where clients are away.
     lines = [{**seen.last, "num_selected": number} for number in (2, 12)]

@@ -57,7 +57,7 @@ from .checkpoint import (
     read_checkpoint,
 )
 from .distributed import ALONE, ProcessGroup
-from .lines import KINDS, RoundLine
+from .lines import KINDS, Count, RoundLine
 from .own_code import Code, objects_of, require_same_model
 from .provenance import environment, noted
 from .rest import LOCAL
@@ -132,6 +132,9 @@ class Names(TypedDict, total=False):
     sampler: str
     samplers: list[str]
     metric: list[str]
+    seeds: list[int]
+    rounds: Count
+    sample: Count
 
 
 def recorded_settings(path: Path) -> Json | None:
@@ -140,8 +143,7 @@ def recorded_settings(path: Path) -> Json | None:
     if not config.exists():
         return None
     found = read_toml(config)
-    checked(Names, found, str(config), "put it right, or choose another folder")
-    return found
+    return found | checked(Names, found, str(config), "put it right, or choose another folder")
 
 
 def began_by(settings: Collection[str]) -> str | None:

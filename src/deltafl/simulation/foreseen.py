@@ -94,12 +94,6 @@ class Row(TypedDict):
     prices: str
 
 
-class _Settings(TypedDict):
-    """What is read of ``config.toml``, whose goal and prices may be those of a later plan."""
-
-    task: str
-
-
 class Foreseen(NamedTuple):
     """The cost to a goal that a plan foresaw, by method and n."""
 
@@ -124,9 +118,8 @@ def read_plan(folder: Path) -> Foreseen:
     """
     file = below(folder, "forecasts.csv")
     found = recorded_settings(folder) if folder.is_dir() else None
-    if found is None or not file.exists():
+    if found is None or "task" not in found or not file.exists():
         raise DeltaflError(f"{folder} holds no plan: name the --out of deltafl plan")
-    settings = checked(_Settings, found, str(folder / "config.toml"), _CURE)
     try:
         table = [*csv.DictReader(read_text(file, largest=_LARGEST).splitlines())]
     except csv.Error as error:
@@ -140,7 +133,8 @@ def read_plan(folder: Path) -> Foreseen:
         rows[0]["goal"],
         Prices.read(rows[0]["prices"]),
         rows,
-        settings["task"],
+        # Goal and prices there may be those of a later plan.
+        found["task"],
         _judge(folder),
     )
 

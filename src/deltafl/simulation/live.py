@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,13 +15,12 @@ from ..analysis.text import human_amount
 from ..errors import DeltaflError, printable
 from ..federation.saved import FILES
 from ..store.files import below
-from ..store.values import checked
 from ..types import Array, Json, Judge, judge_of
 from .directory import COMPARED, began_by, recorded_settings
 from .foreseen import Foreseen, Row, Use
 from .lines import refused
 from .record import first_judge
-from .seen import COUNTS, CURE, Seen, Settings, run_at, settings_at, state_at
+from .seen import COUNTS, Seen, run_at, state_at
 
 #: Rounds after which it means something that a client was never there or never selected.
 _ENOUGH = 5
@@ -63,32 +62,31 @@ def picture(place: Path, foreseen: Foreseen | None = None) -> Picture:
             f"{place} holds the tuning runs of deltafl tune, which shows their progress itself: "
             f"watch {compared} once it is there"
         )
-    settings: Any = checked(Settings, found, str(place / "config.toml"), CURE)
-    total = settings.get("rounds")
-    task = settings.get("task")
+    total = found.get("rounds")
+    task = found.get("task")
     # The same file may be named from another folder.
     if foreseen is not None and task and Path(task).name != Path(foreseen.task).name:
         raise DeltaflError(
             f"the plan is for the task {foreseen.task!r}, and {place} is of {task!r}: name a plan "
             "for that task"
         )
-    if "samplers" not in settings:
-        method = settings.get("sampler", place.name)
-        return _alone(run_at(place, method, settings, total), foreseen)
+    if "samplers" not in found:
+        method = found.get("sampler", place.name)
+        return _alone(run_at(place, method, found, total), foreseen)
     runs = []
     for folder in sorted(below(place, "runs").glob("*")):
         if not folder.is_dir():
             continue
         runs.append(_one_of_many(folder, total or 0)._replace(foreseen=foreseen))
     # Runs that have not begun have no folder.
-    planned = len(settings["samplers"]) * len(settings.get("seeds", [0]))
+    planned = len(found["samplers"]) * len(found.get("seeds", [0]))
     return _side_by_side(printable(place), runs, max(planned, len(runs)))
 
 
 def _one_of_many(folder: Path, rounds: int) -> Seen:
     """A run of a comparison; one with damaged files says so, and the others are still seen."""
     try:
-        own = settings_at(folder)
+        own = recorded_settings(folder) or {}
         # Those of a pilot go on beyond what it began with, and it has more of them.
         rounds = max(rounds, own.get("rounds", 0))
         return run_at(folder, folder.name, own, rounds or None)

@@ -18,7 +18,6 @@ from ..store.sealed import read_sealed
 from ..store.values import checked
 from ..types import Array, Json
 from .checkpoint import FILE
-from .directory import recorded_settings
 from .foreseen import Foreseen
 from .lines import Count, Number, RoundLine
 from .record import noted_clients
@@ -37,17 +36,6 @@ class _Line(RoundLine, total=False):
     variance: Number
     estimate_norm: Number
     loss: Number
-
-
-class Settings(TypedDict, total=False):
-    """What is looked at in ``config.toml``."""
-
-    task: str
-    sampler: str
-    samplers: list[str]
-    seeds: list[int]
-    rounds: Count
-    sample: Count
 
 
 class _Header(TypedDict, total=False):
@@ -78,12 +66,7 @@ class Seen(NamedTuple):
         return self.lines[-1] if self.lines else {"round": 0}
 
 
-def settings_at(folder: Path) -> Any:
-    """What is looked at in the settings of a run; nothing if it has not written them down yet."""
-    return checked(Settings, recorded_settings(folder) or {}, str(folder), CURE)
-
-
-def run_at(folder: Path, name: str, own: Settings, total: int | None) -> Seen:
+def run_at(folder: Path, name: str, own: Json, total: int | None) -> Seen:
     """A run with its ``own`` settings, which may not have begun."""
     file = folder / FILE
     arrays, _ = _state(file) if file.exists() else ({}, {})
