@@ -166,7 +166,7 @@ def test_a_state_names_no_folder_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "diary").mkdir()
     (tmp_path / "diary" / "rows-7.bin").write_text("dear diary")
     diary = str(tmp_path / "diary")
-    header = saved_module.Header(10, "0" * 16, 0, {}, [], "", {}, {}, diary, None)
+    header = saved_module.Header(10, "0" * 16, 0, {}, [], "", {}, {}, diary, None, {}, {})
     with pytest.raises(DeltaflError, match=r"said to be in .*diary, which is no folder"):
         saved_module._find_memory(tmp_path / "state", make(tmp_path, mapped=True), header)
     assert [path.name for path in (tmp_path / "diary").iterdir()] == ["rows-7.bin"]
