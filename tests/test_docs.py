@@ -76,6 +76,7 @@ NOT_PLAYED = {
     "pip ": "needs the network; 'make dist-check' installs the package with each extra",
     "unzip ": "reads what pip downloads",
     "make test": "is what plays this file",
+    "deltafl data fetch": "needs the network",
     "deltafl audit --samplers by-loss-rank": "needs a change of the library; see the test of classes",
     "deltafl plan --task digits --clients 20": "takes a minute; tests/cli/test_plan.py",
     "deltafl compare --task fashion-mnist --device cuda": "needs a GPU",

@@ -98,7 +98,11 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         super().__init__(self._users, val_data, [*postprocessors, self._users])
 
     async def async_gather_results(
-        self, model: Any, training_algorithm: Any, *, central_context: Any
+        self,
+        model: Any,
+        training_algorithm: Any,
+        *,
+        central_context: Any,
     ) -> Any:
         """A round of the plan for the training population; pfl's own gathering for others."""
         gather: Any = super().async_gather_results

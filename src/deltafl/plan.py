@@ -385,7 +385,8 @@ class Plan(WithRanges):
         n = n or self.cohort_size(state)
         cohorts = (part.draw(self, drawing, mask_m, n) for part in self.parts)
         return next((cohort for cohort in cohorts if cohort is not None), None) or drawing.open(
-            mask_m, n
+            mask_m,
+            n,
         )
 
     def codes(self, cohort: Cohort) -> bool:
@@ -455,7 +456,10 @@ class Plan(WithRanges):
             # With the model after the step: it is the one that the next round begins with.
             sampler=self.sampler.update(state.sampler, locked(cohort), locked(reports)),
             control=self.rule.control.at_model(
-                control, self.population, moved.params_d, moved.round
+                control,
+                self.population,
+                moved.params_d,
+                moved.round,
             ),
             selected_m=state.selected_m.plus_one(cohort.client_n),
             responded_m=state.responded_m.plus_one(cohort.client_n[here_n]),

@@ -258,7 +258,8 @@ def recommend(
 
 
 def _of_sizes(
-    rows: Mapping[str, Mapping[str, Evidence]], unequal: bool | None
+    rows: Mapping[str, Mapping[str, Evidence]],
+    unequal: bool | None,
 ) -> dict[str, dict[str, Evidence]]:
     """The rows of tasks whose clients have unequal sizes, equal ones, or any; labels that have
     some.

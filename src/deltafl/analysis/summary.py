@@ -285,7 +285,8 @@ def _to_threshold(
 
 
 def pairs(
-    runs: Sequence[SeedSummary], base: Sequence[SeedSummary]
+    runs: Sequence[SeedSummary],
+    base: Sequence[SeedSummary],
 ) -> list[tuple[SeedSummary, SeedSummary]]:
     """The runs of two samplers with the same seed."""
     of_seed = {run.seed: run for run in base}

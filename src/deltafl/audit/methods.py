@@ -279,7 +279,11 @@ def _edges(known: KnownUpdates) -> Iterator[KnownUpdates]:
         update_md[0] = first_d
         noise_m[0] = 0.0
         edge = KnownUpdates(
-            update_md, weight_m, noise_m, known.columns.loss_n, known.columns.num_steps_n
+            update_md,
+            weight_m,
+            noise_m,
+            known.columns.loss_n,
+            known.columns.num_steps_n,
         )
         if first_d.any():
             edge.reports().squared_deviation_n[0] = 0.0  # not a rounding error

@@ -259,7 +259,11 @@ def subject_of(settings: RunSettings) -> Subject:
     return Subject(
         population=population,
         known=KnownUpdates(
-            update_md, population.weight_m, reports.step_variance_n, losses_m, reports.num_steps_n
+            update_md,
+            population.weight_m,
+            reports.step_variance_n,
+            losses_m,
+            reports.num_steps_n,
         ),
         n=simulation.plan_of(settings, population).n,
         num_classes=engine.task.dataset.num_classes,

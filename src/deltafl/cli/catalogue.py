@@ -215,7 +215,8 @@ def recommend(
     labels: Annotated[
         bool,
         _asked(
-            "the server may know each client's shares of labels", "May the server know the labels"
+            "the server may know each client's shares of labels",
+            "May the server know the labels",
         ),
     ],
     census: Annotated[
@@ -228,7 +229,8 @@ def recommend(
     memory: Annotated[
         bool,
         _asked(
-            "the server can keep one update of each client", "Can it keep one update per client"
+            "the server can keep one update of each client",
+            "Can it keep one update per client",
         ),
     ],
     reachable: Annotated[
@@ -354,7 +356,8 @@ def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> 
 
 @data.command("fetch")
 def fetch_data(
-    name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: Where = None
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    data_dir: Where = None,
 ) -> None:
     """Download a data set and compare it with its checksums; what is there already is kept.
 
@@ -366,7 +369,8 @@ def fetch_data(
 
 @data.command("check")
 def check_data(
-    name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: Where = None
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    data_dir: Where = None,
 ) -> None:
     """Print where a data set's files are and whether they are the right ones; exit code 1 if not.
 

@@ -423,7 +423,8 @@ def _print_refusals(folder: Path) -> None:
         first = f"the first in {folder.name}, round {round}, client {client}: {reason}"
         rounds = f"; in {lost} rounds all were, and the model learnt nothing" if lost else ""
         say(
-            f"{len(refused)} replies were refused and count as missing, {first}{rounds}", error=True
+            f"{len(refused)} replies were refused and count as missing, {first}{rounds}",
+            error=True,
         )
 
 

@@ -87,7 +87,9 @@ def _with_squares(place_kq: FloatArray) -> FloatArray:
     square_kq -= square_kq.mean(axis=0)
     spread_q = square_kq.std(axis=0)
     factor_q = np.where(
-        spread_q > _ALIKE, centred_kq.std(axis=0) / np.maximum(spread_q, _ALIKE), 0.0
+        spread_q > _ALIKE,
+        centred_kq.std(axis=0) / np.maximum(spread_q, _ALIKE),
+        0.0,
     )
     return np.hstack([centred_kq, SQUARES * factor_q * square_kq])
 
@@ -126,7 +128,9 @@ def _exchanged(
     there_gc[group_p, client_p] = True
     square_p = np.einsum("pq,pq->p", place_pq, place_pq)
     along_p = np.einsum(
-        "pq,pq->p", place_pq, total_gq[group_p]
+        "pq,pq->p",
+        place_pq,
+        total_gq[group_p],
     )  # each place times the total of its group
     for _ in range(PASSES):
         changed = False

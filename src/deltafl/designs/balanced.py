@@ -322,7 +322,8 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
 
 
 def _eliminated(
-    rest_cw: FloatArray, least_c: list[float]
+    rest_cw: FloatArray,
+    least_c: list[float],
 ) -> tuple[FloatArray, list[int], list[int]]:
     """The columns, solved in place for one unit each; which could be, above their ``least``, and
     for which units.

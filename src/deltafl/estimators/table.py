@@ -109,7 +109,7 @@ class Estimator(NamedTuple):
     #: whether its coefficients sum to 1, so that the common part of all updates causes no error
     ratio: bool = False
     source: str = (
-        ""  #: the paper, as in ``docs/reference/references.md``; empty where none is known
+        ""  #: the paper, as in ``docs/reference/references.md``; empty where none is known,
     )
 
 

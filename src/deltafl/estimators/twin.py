@@ -150,7 +150,9 @@ class Twin(InStretches):
         twin_nd = np.asarray(state.twin.control_md)[replies.client_n]
         return Learner(
             lambda part, update_nb, value: residual.learn(
-                part, update_nb - twin_nd[:, part], value.held[0]
+                part,
+                update_nb - twin_nd[:, part],
+                value.held[0],
             ),
             lambda sums: state._replace(residual=residual.state(sums)),
         )

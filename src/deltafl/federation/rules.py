@@ -264,7 +264,11 @@ def make_rules(
         if (wanted := own.get(fact.setting))
     }
     somebody = Population.from_sizes(
-        [1] * m, own.get("weights", "data"), own_aux, own.get("max_ratio"), **facts
+        [1] * m,
+        own.get("weights", "data"),
+        own_aux,
+        own.get("max_ratio"),
+        **facts,
     )
     own_seed = seed is None
     if seed is None:

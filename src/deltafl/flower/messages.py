@@ -72,7 +72,8 @@ def read_apart(grid: Grid, warn: Callable[[str], None]) -> Iterator[None]:
 
 
 def by_recipient(
-    sent: Iterable[tuple[Key, Message]], received: Iterable[Message]
+    sent: Iterable[tuple[Key, Message]],
+    received: Iterable[Message],
 ) -> dict[Key, Message]:
     """The first reply to each message, by whom it was for: for a dead node the SuperLink
     answers.

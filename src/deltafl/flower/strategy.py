@@ -306,7 +306,9 @@ class DeltaStrategy(Strategy):
         """Send the model to ``fraction_evaluate`` of the connected clients."""
         federation = self._active()
         question = Question(
-            federation.judges(self.directory.nodes(), self.fraction_evaluate), {}, {}
+            federation.judges(self.directory.nodes(), self.fraction_evaluate),
+            {},
+            {},
         )
         model = to_record(federation.layout.sent(federation.model()))
         number = federation.round  # of the round that was closed

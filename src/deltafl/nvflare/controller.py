@@ -257,7 +257,9 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                     if name not in received:
                         raise DeltaflError(NO_REGISTRATION)
                     known[name] = read_info(
-                        reported(received[name]), self.rules.aux, self.rules.wanted
+                        reported(received[name]),
+                        self.rules.aux,
+                        self.rules.wanted,
                     )
                 except DeltaflError as error:
                     self._asked[name] += 1

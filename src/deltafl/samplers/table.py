@@ -130,10 +130,24 @@ SAMPLERS: dict[str, SamplerEntry] = {
             _EQUAL,
         ),
         SamplerEntry(
-            "uniform", Fixed, _FIXED, _HT, "equal", "nothing", "Horvitz, Thompson 1952", _EQUAL
+            "uniform",
+            Fixed,
+            _FIXED,
+            _HT,
+            "equal",
+            "nothing",
+            "Horvitz, Thompson 1952",
+            _EQUAL,
         ),
         SamplerEntry(
-            "md", Fixed, "multinomial", _HT, "unequal", "sizes", "Li et al. 2020", _WEIGHT
+            "md",
+            Fixed,
+            "multinomial",
+            _HT,
+            "unequal",
+            "sizes",
+            "Li et al. 2020",
+            _WEIGHT,
         ),
         SamplerEntry(
             "md-fixed",
@@ -160,13 +174,34 @@ SAMPLERS: dict[str, SamplerEntry] = {
             _SHEN,
         ),
         SamplerEntry(
-            "delta-centred", Centred, _FIXED, "difference", "unequal", "cohort", _OURS, _COMMON
+            "delta-centred",
+            Centred,
+            _FIXED,
+            "difference",
+            "unequal",
+            "cohort",
+            _OURS,
+            _COMMON,
         ),
         SamplerEntry(
-            "spread", Centred, "local-pivotal", "difference", "unequal", "cohort", _OURS, _SPREAD
+            "spread",
+            Centred,
+            "local-pivotal",
+            "difference",
+            "unequal",
+            "cohort",
+            _OURS,
+            _SPREAD,
         ),
         SamplerEntry(
-            "innovation", Centred, _FIXED, "innovation-damped", "unequal", "cohort", _OURS, _OWN
+            "innovation",
+            Centred,
+            _FIXED,
+            "innovation-damped",
+            "unequal",
+            "cohort",
+            _OURS,
+            _OWN,
         ),
         SamplerEntry(
             "balanced",
@@ -189,17 +224,41 @@ SAMPLERS: dict[str, SamplerEntry] = {
             {"sketch": 0},
         ),
         SamplerEntry(
-            "ocs", FedIS, "poisson", _HT, "unequal", "oracle", _OCS
+            "ocs",
+            FedIS,
+            "poisson",
+            _HT,
+            "unequal",
+            "oracle",
+            _OCS,
         ),  # fedis@poisson, see ``ocs.py``
         SamplerEntry("aocs", ApproximateOCS, None, _HT, "unequal", "oracle", _OCS),
         SamplerEntry(
-            "clustered-sampling-1", ClusteredBySize, None, _HT, "unequal", "sizes", _FRABONI
+            "clustered-sampling-1",
+            ClusteredBySize,
+            None,
+            _HT,
+            "unequal",
+            "sizes",
+            _FRABONI,
         ),
         SamplerEntry(
-            "clustered-sampling-2", ClusteredBySimilarity, None, _HT, "unequal", "cohort", _FRABONI
+            "clustered-sampling-2",
+            ClusteredBySimilarity,
+            None,
+            _HT,
+            "unequal",
+            "cohort",
+            _FRABONI,
         ),
         SamplerEntry(
-            "fedstas", FedSTaS, _FIXED, _HT, "unequal", "cohort", "Slessor et al. 2024 (FedSTaS)"
+            "fedstas",
+            FedSTaS,
+            _FIXED,
+            _HT,
+            "unequal",
+            "cohort",
+            "Slessor et al. 2024 (FedSTaS)",
         ),
         SamplerEntry(
             "osmd",
@@ -211,7 +270,13 @@ SAMPLERS: dict[str, SamplerEntry] = {
             "Zhao et al. 2025 (OSMD)",
         ),
         SamplerEntry(
-            "k-vib", VarianceBandit, "poisson", _HT, "unequal", "cohort", "Zeng et al. 2025 (K-Vib)"
+            "k-vib",
+            VarianceBandit,
+            "poisson",
+            _HT,
+            "unequal",
+            "cohort",
+            "Zeng et al. 2025 (K-Vib)",
         ),
         SamplerEntry(
             "vrb",
@@ -233,10 +298,23 @@ SAMPLERS: dict[str, SamplerEntry] = {
             _EQUAL,
         ),
         SamplerEntry(
-            "fedstale", Fixed, _FIXED, "fedstale", "equal", "cohort", "Rodio, Neglia 2024", _EQUAL
+            "fedstale",
+            Fixed,
+            _FIXED,
+            "fedstale",
+            "equal",
+            "cohort",
+            "Rodio, Neglia 2024",
+            _EQUAL,
         ),
         SamplerEntry(
-            "fedau", FedAU, "simple-random", _HT, "equal", "cohort", "Wang, Ji 2024 (FedAU)"
+            "fedau",
+            FedAU,
+            "simple-random",
+            _HT,
+            "equal",
+            "cohort",
+            "Wang, Ji 2024 (FedAU)",
         ),
         SamplerEntry(
             "fedawe",

@@ -35,7 +35,8 @@ def about_mean(row_kb: FloatArray, weight_k: FloatArray | None) -> AboutMean:
 
 
 def squared_norms(
-    update_kd: Params | FloatArray, weight_k: FloatArray | None = None
+    update_kd: Params | FloatArray,
+    weight_k: FloatArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """norm(u_i)^2 and norm(u_i - mean)^2 of updates or their sketches; the mean is plain, or
     weighted.

@@ -92,7 +92,9 @@ class RelativeError(ServerPart):
         # Not all at once: s and g of few rounds are rough.
         n = np.clip(wanted, ceil(asked / 2), 2 * asked)
         return step, ErrorState(
-            np.asarray(spread), np.asarray(signal), np.clip(float(n), min(FEWEST, m), m)
+            np.asarray(spread),
+            np.asarray(signal),
+            np.clip(float(n), min(FEWEST, m), m),
         )
 
 

@@ -317,7 +317,8 @@ class Measured(Speeds):
     ) -> tuple[FloatArray, FloatArray]:
         columns = Columns(self.path)
         columns.require(
-            {"seconds", "megabits"} <= columns.texts.keys(), "the columns seconds and megabits"
+            {"seconds", "megabits"} <= columns.texts.keys(),
+            "the columns seconds and megabits",
         )
         step_m = columns.numbers("seconds")
         megabits_m = columns.numbers("megabits")

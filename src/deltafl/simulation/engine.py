@@ -150,7 +150,8 @@ class Engine:
         return Training(
             # Large models are not copied. A cohort without clients has rows of d numbers, too.
             np.asarray(together([r.update_d for r in results]), np.float32).reshape(
-                -1, self.num_params
+                -1,
+                self.num_params,
             ),
             Reports.make(
                 len(results),

@@ -101,7 +101,11 @@ class Yours(Callback):
             except OWN_ERRORS as error:
                 settings = run.settings
                 raise callback_error(
-                    callback, round.number, settings.sampler, settings.seed, error
+                    callback,
+                    round.number,
+                    settings.sampler,
+                    settings.seed,
+                    error,
                 ) from error
         # Those of one process may have looked at its clock: what one decides, all do.
         for reason in filter(None, run.group.gathered(why)):

@@ -255,7 +255,10 @@ def play_pilot(
                 data = result(pool.submit(check, settings, out, before))
             note_settings(out, settings, before, data, code)
             advice = _Pilot(
-                settings, Player(out, keep_folders=True, code=code), on_progress, pool
+                settings,
+                Player(out, keep_folders=True, code=code),
+                on_progress,
+                pool,
             ).play()
     write_atomically(out / "errors.csv", advice.errors_csv())
     write_atomically(out / "forecasts.csv", advice.forecasts_csv())

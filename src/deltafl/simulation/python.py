@@ -102,7 +102,15 @@ def compare(
     told = on_round or (lambda _: None)
     with sweep_progress(progress) as on_progress:
         return run_comparison(
-            resolved, folder, on_progress, count, told, report, trust_code, executor, callbacks
+            resolved,
+            folder,
+            on_progress,
+            count,
+            told,
+            report,
+            trust_code,
+            executor,
+            callbacks,
         )
 
 

@@ -407,7 +407,10 @@ def write_record(record: RunRecord, path: Path) -> None:
 def read_record(path: Path) -> RunRecord:
     """Read what ``write_record`` wrote."""
     return checked(
-        RunRecord, read_json(path), f"{path} is not the record of a run", "delete it to run again"
+        RunRecord,
+        read_json(path),
+        f"{path} is not the record of a run",
+        "delete it to run again",
     )
 
 

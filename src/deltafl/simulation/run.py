@@ -110,7 +110,10 @@ def play_round(run: LiveRun) -> PlayedRound:
     opened = run.state
     # Only the first process has the run's folder.
     oracle = SimulatedOracle(
-        run.engine, run.plan, opened, run.directory.path if run.group.is_first else None
+        run.engine,
+        run.plan,
+        opened,
+        run.directory.path if run.group.is_first else None,
     )
     available_m, clock = run.world.available(opened.round, run.clock)
     cohort = open_round(run.plan, opened, available_m, oracle, run.world.costs(clock))

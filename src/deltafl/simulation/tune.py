@@ -265,7 +265,8 @@ class TuneSettings(CompareSettings):
         """A tuning run, with the rates of its sampler that are known, and its own."""
         own = {**rates[trial.label], name: trial.rate, "stop_at_threshold": False, "patience": None}
         return Job(
-            f"{name}-{trial.rate:g}", self.run(trial.label, trial.seed).model_copy(update=own)
+            f"{name}-{trial.rate:g}",
+            self.run(trial.label, trial.seed).model_copy(update=own),
         )
 
     def score(self, run: Run) -> Score:

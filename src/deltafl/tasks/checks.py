@@ -237,7 +237,8 @@ def _smoke_test(task: Task, seed: int) -> None:
     with seeded(stream(seed, "model")):
         original = _made_model(task, x)
         model: Module = _tried(
-            "the model cannot be copied, as local training does", lambda: copied(original)
+            "the model cannot be copied, as local training does",
+            lambda: copied(original),
         )
         for entry in task.parts_of(model).entries:
             tensor = model.state_dict()[entry.name]
@@ -331,7 +332,8 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
     for mode, training in (("in evaluation", False), ("in training", True)):
         model.train(training)
         output: Any = _tried(
-            f"the model does not take inputs of shape {tuple(x.shape)}", lambda: model(x)
+            f"the model does not take inputs of shape {tuple(x.shape)}",
+            lambda: model(x),
         )
         if not isinstance(output, torch.Tensor):
             raise DeltaflError(

@@ -62,7 +62,7 @@ def with_masks(model: nn.Module, example: Tensor) -> nn.Module:
     shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
     for name, found in shapes.items():
         trial.get_submodule(name).register_forward_pre_hook(
-            lambda _, inputs, found=found: found.append(inputs[0].shape[1:])
+            lambda _, inputs, found=found: found.append(inputs[0].shape[1:]),
         )
     # The generators, that of a GPU as well, are afterwards where they were.
     with torch.no_grad(), seeded(np.random.default_rng(0), example.device):

@@ -124,7 +124,13 @@ def captures_steps(
     params_d = np.zeros(sum(map(torch.numel, trained_parameters(model).values())), np.float32)
     masked = with_masks(model, example)
     trainer = BatchedTrainer(
-        copied(masked).to(device), task.loss, 1, lambda _: (x, y), device, precision, True
+        copied(masked).to(device),
+        task.loss,
+        1,
+        lambda _: (x, y),
+        device,
+        precision,
+        True,
     )
     job = LocalJob(np.zeros(1, np.int64), np.random.default_rng(0))
     with product_precision(device, precision):
@@ -274,7 +280,8 @@ def product_precision(device: torch.device, precision: str = "float32") -> Itera
             # Parameters are parts of one vector, and cuDNN wants those of an LSTM in its own order:
             # it copies them.
             warnings.filterwarnings(
-                "ignore", "RNN module weights are not part of single contiguous chunk"
+                "ignore",
+                "RNN module weights are not part of single contiguous chunk",
             )
             yield
     finally:

@@ -33,7 +33,11 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
     rows_nkb = np.empty(shape, np.int64)
     weight_nkb = np.zeros(shape, np.float32)
     for job, rows_kb, weight_kb, num_steps in zip(
-        jobs, rows_nkb, weight_nkb, steps_n.tolist(), strict=True
+        jobs,
+        rows_nkb,
+        weight_nkb,
+        steps_n.tolist(),
+        strict=True,
     ):
         num_examples = len(job.rows)
         orders, size = passes(num_examples, work, job.rng)
