@@ -62,6 +62,9 @@ def test_a_run_that_diverged_never_gets_to_the_goal() -> None:
     # What happens after the goal does not matter.
     late = Trial("slow", 5, [course(4.0, 60)._replace(is_over=True)])
     assert not late.diverged(GOAL) and late.rounds_to(GOAL, FULL[:1]).tolist() == [26]
+    # One that ended after the goal does not hold up the others.
+    mixed = Trial("slow", 5, [course(4.0, 30)._replace(is_over=True), course(6.0, 60)])
+    assert (mixed.played, mixed.longest) == (30, 60)
 
 
 def curve_of(method: str, sizes: list[int], base: float, setup: float = 0.0) -> Curve:

@@ -431,6 +431,12 @@ def pairwise(output: Any, y: Any) -> Any:
     return torch.nn.functional.softplus(-apart).mean()
 
 
+def ranking(output: Any, y: Any) -> Any:
+    """The same with a transpose, which takes a flat vector for itself."""
+    apart = (output - output.T) * torch.sign(y[:, None] - y[None])
+    return torch.nn.functional.softplus(-apart).mean()
+
+
 def numbers(loss: Any, outputs: int = 1, y: Any = None) -> Task:
     """A task of a column of outputs, whose first targets are equal."""
     target = np.arange(10, dtype=np.float32) // 3 if y is None else y
@@ -465,11 +471,13 @@ def probability(output: Any, y: Any) -> Any:
     [
         numbers(to_column),
         numbers(pairwise),
+        numbers(ranking),
         numbers(absolute, y=COLUMN),
         numbers(absolute, 0),
         numbers(torch.nn.MSELoss(), 2, np.hstack([COLUMN, -COLUMN])),
         replace(good(), **data(train_y=ONE_HOT, test_y=ONE_HOT[:4]), loss=probability),
         replace(good(), **data(train_y=ONE_HOT, test_y=ONE_HOT[:4]), metric="loss"),
+        replace(good(), **data(train_y=ONE_HOT, test_y=ONE_HOT[:4]), metric="auc"),
     ],
 )
 def test_losses_that_compare_an_output_with_its_own_target_are_right(task: Task) -> None:

@@ -204,6 +204,17 @@ def test_classes_are_one_by_their_names(train: Any, test: Any, classes: Any, wor
         assert words_of(task)[0] == held
 
 
+@pytest.mark.parametrize("by_client", [False, True])
+def test_subsets_have_the_classes_of_their_rows(by_client: bool) -> None:
+    """All are of one folder, so that nothing has to be matched."""
+    whole = Folder("ant bee cat dog", [0, 1, 2, 3] * 3)
+    few = Subset(whole, [0, 1, 4, 5])
+    task = (
+        from_torch([few, few], few) if by_client else from_torch(few, few, **IID | {"clients": 2})
+    )
+    assert task.dataset.num_classes == 2
+
+
 @pytest.mark.parametrize(
     ("train", "test", "words"),
     [
@@ -215,9 +226,8 @@ def test_classes_are_one_by_their_names(train: Any, test: Any, classes: Any, wor
         (ANIMALS, [(X[0], "wolf")], "holds 'wolf'; it must be one of 2 names"),
         (ANIMALS, [(X[0], 0.5), (X[0], 1.0)], r"holds 0\.5; it must be one of"),
         ({"a": ANIMALS, "b": Folder("dog", [0]), "c": ROWS}, None, "client 'c': row 1, .* holds 0"),
-        ({1: ROWS, "1": ROWS}, None, "dataset: the dict of clients holds 1 and the text '1'"),
+        ({1: ROWS, "1": ROWS}, None, "train part: the dict of clients holds 1 and the text '1'"),
         ({"a": ROWS, "a ": ROWS}, None, "the text 'a' and the text 'a '"),
-        ({1: ROWS}, {"1": ROWS}, "1 and the text '1'"),
         ([[(X[0], True), (X[0], False), (X[0], 1)]], None, "holds True and 1, which may be one"),
         ({}, None, "train part has no data set"),
     ],

@@ -122,6 +122,11 @@ class Trial(NamedTuple):
         """Rounds played by every seed."""
         return min(len(course.best_r) for course in self.courses)
 
+    @property
+    def longest(self) -> int:
+        """Rounds played by the seed with the most: others may have ended."""
+        return max(len(course.best_r) for course in self.courses)
+
     def diverged(self, goal: float) -> bool:
         """Whether a seed ended before the goal."""
         return any(course.is_over and math.isinf(course.reach(goal)) for course in self.courses)

@@ -485,16 +485,23 @@ def _check_loss(task: Task, shape: tuple[int, ...]) -> None:
             whole = loss(output, y)
             alone = np.mean([loss(output[k : k + 1], y[k : k + 1]) for k in range(2)])
             in_pairs = loss(output.reshape(y.shape), y)
-            if is_close(alone, in_pairs) and not (isnan(whole) or is_close(alone, whole)):
+            places = ((j, k) for j in range(2) for k in range(2))
+            crossed = np.mean([loss(output[j : j + 1], y[k : k + 1]) for j, k in places])
+            # A loss of pairs of examples is none of each alone, nor of all combinations.
+            is_crossed = is_close(whole, crossed) and not is_close(alone, whole)
+            if is_close(alone, in_pairs) and is_crossed:
                 raise DeltaflError(
                     f"the loss compares each output {shape} with each y {tuple(y.shape)}, not "
                     "with its own; give both one shape, as output.squeeze(-1) does where the "
                     "output is a column, or output.reshape(y.shape)"
                 )
-        is_one_hot = y_e.ndim == 2 and task.dataset.num_classes > 0 and (y_e.sum(axis=1) == 1).all()
+        # Whole numbers in two dimensions are sequences of classes.
+        are_labels = y_e.ndim == 2 and y_e.dtype.kind == "f" and task.dataset.num_classes > 0
+        is_one_hot = are_labels and (y_e.sum(axis=1) == 1).all()
+        # Others look at the order of outputs alone.
+        is_cut = any(metric.name == "accuracy" or "f1" in metric.name for metric in task.metrics)
         # Labels have losses of their own; the cross-entropy only looks at differences.
-        may_be_judged = is_one_hot and task.knows_accuracy
-        if may_be_judged and is_close(loss(output, y), loss(output + 1, y)):
+        if is_one_hot and is_cut and is_close(loss(output, y), loss(output + 1, y)):
             raise DeltaflError(
                 "each row of train_y has a single 1, and the loss compares classes, as the "
                 "cross-entropy does, but several labels a row are judged one by one, by whether "

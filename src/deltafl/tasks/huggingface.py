@@ -103,10 +103,10 @@ def from_huggingface(
             "make a task of its data frame: table_task(data.to_pandas(), ...)"
         )
     inputs = inputs or others[0]
-    if label == owner or inputs in {label, owner, strata}:
+    if inputs in {label, owner, strata}:
         raise DeltaflError(
-            f"{name}: the label is {label!r}, the client {owner!r}, strata {strata!r} and the "
-            f"inputs are {inputs!r}; name a column of its own for each"
+            f"{name}: the inputs are {inputs!r}, and that is the label, the client or the strata: "
+            "name another column for them"
         )
     keys = [key for key in dict.fromkeys([label, owner, strata]) if key is not None]
     for where, part in used.items():
@@ -263,7 +263,8 @@ def _stacked(
     for (source, row), value in zip(frame.index, values, strict=True):
         part, held = _numbers_of(value)
         # Pixels of an Array2D or Array3D come as lists, and only their column knows that they are.
-        is_bytes = part.dtype == np.uint8 or kinds[source] == "uint8"
+        declared = kinds[source] == "uint8" and part.dtype.kind in "iu"
+        is_bytes = part.dtype == np.uint8 or declared
         if not parts:
             are_bytes = is_bytes
         if not held and parts and part.shape != parts[0].shape:

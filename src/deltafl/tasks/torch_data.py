@@ -71,8 +71,9 @@ def from_torch(
         )
     given = {"train": train} if test is None else {"train": train, "test": test}
     each = {part: _one_each(data, by_client) for part, data in given.items()}
+    for part, held in each.items():
+        require_no_twins(f"{name}'s {part} part: the dict of clients", held or ())
     clients_named = [client for held in each.values() for client in held or ()]
-    require_no_twins(f"{name}: the dict of clients", clients_named)
     # Longer than the name of any client.
     nobody = "nobody " + max(map(str, clients_named), key=len, default="")
     parts = {}
@@ -89,6 +90,7 @@ def from_torch(
             for client, own in held.items():
                 whose = f"{where}, client {client!r}"
                 parts[part][whose] = _Columns(whose, own, str(client))
+    _leave_out_alike([piece for pieces in parts.values() for piece in pieces.values()])
     return from_huggingface(
         parts,
         inputs="input",
@@ -113,6 +115,16 @@ def _one_each(data: Any, by_client: bool) -> Mapping[Any, Any] | None:
     return None
 
 
+def _leave_out_alike(pieces: Sequence["_Columns"]) -> None:
+    """Leave out names of classes that only data sets have of which all are subsets, where all have
+    the same: there is nothing to match, and a subset need not have all classes.
+    """
+    different = {tuple(piece.classes) for piece in pieces}
+    if len(different) == 1 and all(piece.is_subset for piece in pieces):
+        for piece in pieces:
+            piece.features = {}
+
+
 class _Columns:
     """All items as columns, as a Hugging Face data set gives them."""
 
@@ -126,23 +138,28 @@ class _Columns:
         }
         self.column_names = list(self.columns)
         self.features = {}
-        classes = _classes(data)
+        with explained(f"{where}: the names of its classes cannot be read"):
+            self.is_subset, self.classes = _classes(data)
         # A transform may have made other labels than those that the classes are of.
-        if all(label in range(len(classes)) for label in labels):
-            self.features = {"label": SimpleNamespace(names=classes)}
+        if all(label in range(len(self.classes)) for label in labels):
+            self.features = {"label": SimpleNamespace(names=self.classes)}
 
     def __getitem__(self, column: str) -> list[Any]:
         return self.columns[column]
 
 
-def _classes(data: Any) -> Sequence[Any]:
-    """The names of the classes, as torchvision has them; those of what it is a subset of."""
+def _classes(data: Any) -> tuple[bool, Sequence[Any]]:
+    """The names of the classes, as torchvision has them; whether they are those of what it is a
+    subset of.
+    """
     from torch.utils.data import Subset
 
+    is_subset = False
     while isinstance(data, Subset) and not hasattr(data, "classes"):
         data = data.dataset
+        is_subset = True
     classes = getattr(data, "classes", ())
-    return classes if isinstance(classes, list | tuple) else ()
+    return is_subset, classes if isinstance(classes, list | tuple) else ()
 
 
 def _items(where: str, data: Any) -> Iterator[tuple[Any, Any]]:
