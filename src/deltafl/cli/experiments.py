@@ -231,22 +231,22 @@ def report(
 
     Example: deltafl report my-results more-results --out both
     """
-    # Their own summary would be replaced.
-    if out is not None and recorded_settings(out) is not None:
-        raise DeltaflError(f"{out} holds runs of its own; choose another --out for the report")
-    # A report may be made again.
-    if out is not None and not _is_report(out):
-        require_no_others(out)
+    if out is not None:
+        _require_free(out)
     together = joined(folders)
     folder = out or new_folder("report", str(together.numbers.settings["task"]))
     _print_summary(together.write(folder, not no_report), folders, folder, quiet)
 
 
-def _is_report(folder: Path) -> bool:
+def _require_free(folder: Path) -> None:
+    """Refuse a folder in which a report would replace what is none."""
+    # Their own summary would be replaced.
+    if recorded_settings(folder) is not None:
+        raise DeltaflError(f"{folder} holds runs of its own; choose another --out for the report")
     with suppress(DeltaflError):
         read_summary(folder / "summary.json")
-        return True
-    return False
+        return  # a report may be made again
+    require_no_others(folder)
 
 
 def _progress(quiet: bool) -> AbstractContextManager[OnProgress]:

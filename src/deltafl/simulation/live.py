@@ -24,6 +24,8 @@ from .seen import COUNTS, Seen, run_at, state_at
 
 #: Rounds after which it means something that a client was never there or never selected.
 _ENOUGH = 5
+#: The n of a label.
+_SAMPLE = r"\+sample=(\d+)"
 _BARS = "▁▂▃▄▅▆▇█"
 #: Points of a curve.
 _WIDTH = 24
@@ -219,12 +221,12 @@ def _use(seen: Seen) -> Use:
 def _row(seen: Seen, foreseen: Foreseen) -> Row:
     """What the plan foresaw for what is played."""
     # A plan has n beside its methods.
-    method, own, size = seen.method.partition("+sample=")
-    number = re.match(r"\d+", size)
-    if number:
-        return foreseen.row(method + size[number.end() :], int(number[0]))
+    method = re.sub(_SAMPLE, "", seen.method)
     # Who was selected last may be more, or fewer: a census, clients that were away.
-    return foreseen.row(method + own + size, seen.n or seen.last.get("num_selected", 0))
+    n = seen.n or seen.last.get("num_selected", 0)
+    if own := re.search(_SAMPLE, seen.method):
+        n = int(own[1])
+    return foreseen.row(method, n)
 
 
 def _planned(seen: Seen, foreseen: Foreseen) -> str:

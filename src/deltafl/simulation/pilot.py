@@ -31,7 +31,8 @@ from ..audit.error_by_size import error_by_size
 from ..calls import Named
 from ..errors import DeltaflError
 from ..samplers.base import RunFacts
-from ..samplers.label import make_sampler, spelled, split_settings
+from ..samplers.label import base_name, make_sampler, spelled, split_settings
+from ..samplers.table import SAMPLERS
 from ..store import write_atomically
 from ..tasks.metrics import metric_of
 from ..tasks.own import is_own
@@ -128,10 +129,10 @@ class PlanSettings(CompareSettings):
                     f"{label} has an n of its own, which the plan is to find: leave +sample out"
                 )
             sampler = make_sampler(label)
-            # What a user's own makes of a run is seen when it is played.
             facts = RunFacts(num_classes=2)
             more = facts._replace(rounds=1 + facts.rounds)
-            is_known = type(sampler).__module__.startswith(__name__.partition(".")[0])
+            # What a user's own makes of a run is seen when it is played.
+            is_known = base_name(label) in SAMPLERS
             if is_known and sampler.for_run(facts) != sampler.for_run(more):
                 raise DeltaflError(
                     f"the options of {label} depend on the number of rounds, which a plan is to "
@@ -353,21 +354,20 @@ class _Pilot:
         """
         goal = self._good(self._goal)
         prices = self._settings.prices
-        trials = [Trial(method, n, found) for (method, n), found in courses.items()]
-        needed = {
-            (trial.method, trial.n): float(trial.rounds_to(goal, full).mean()) for trial in trials
-        }
+        unclear = list[Trial]()
         cheapest = dict[str, float]()
-        for trial in trials:
-            rounds = needed[trial.method, trial.n]
-            if math.isfinite(rounds):
-                known = cheapest.get(trial.method, math.inf)
-                cheapest[trial.method] = min(known, trial.cost(rounds, prices))
+        for (method, n), found in courses.items():
+            trial = Trial(method, n, found)
+            rounds = float(trial.rounds_to(goal, full).mean())
+            if math.isinf(rounds):
+                unclear.append(trial)
+                continue
+            known = cheapest.get(method, math.inf)
+            cheapest[method] = min(known, trial.cost(rounds, prices))
         return {
             (trial.method, trial.n): min(2 * trial.longest, self._rounds)
-            for trial in trials
-            if math.isinf(needed[trial.method, trial.n])
-            and trial.longest < self._rounds
+            for trial in unclear
+            if trial.longest < self._rounds
             and not trial.diverged(goal)
             and trial.cost(trial.played, prices) < cheapest.get(trial.method, math.inf)
         }

@@ -483,10 +483,11 @@ def _check_loss(task: Task, shape: tuple[int, ...]) -> None:
         if shape != y.shape and size == y.numel():
             # Each output with each target, as PyTorch does with (B, 1) and (B,).
             whole = loss(output, y)
-            alone = np.mean([loss(output[k : k + 1], y[k : k + 1]) for k in range(2)])
+            # Of each output with each target.
+            loss_jk = [[loss(output[j : j + 1], y[k : k + 1]) for k in range(2)] for j in range(2)]
+            alone = np.trace(loss_jk) / 2
+            crossed = np.mean(loss_jk)
             in_pairs = loss(output.reshape(y.shape), y)
-            places = ((j, k) for j in range(2) for k in range(2))
-            crossed = np.mean([loss(output[j : j + 1], y[k : k + 1]) for j, k in places])
             # A loss of pairs of examples is none of each alone, nor of all combinations.
             is_crossed = is_close(whole, crossed) and not is_close(alone, whole)
             if is_close(alone, in_pairs) and is_crossed:
