@@ -42,6 +42,11 @@ def test_what_is_recommended_is_possible_and_the_best(
     assert {row.label for row in found.evidence} == {found.label}
     assert all(unequal in (None, row.unequal) for row in found.evidence)
     assert parse_label(found.label).name in str(found)
+    # What it advises to add for a model, it can be given.
+    advised = re.findall(r"add (\+[^ ;]+)", " ".join(found.caveats))
+    assert advised
+    for settings in advised:
+        deltafl.make_plan(found.label + found.settings + settings, plan.population, n=2)
 
 
 def test_the_known_answers() -> None:

@@ -19,6 +19,7 @@ from ..estimators.table import find_estimator
 from ..samplers.base import Sampler
 from ..samplers.label import make_sampler, parse_label, uses_aux
 from ..server.first_round import FirstRound
+from ..server.scaffold import Scaffold
 
 #: The settings that suit a model; methods are compared with each of them.
 SUITED_ALL = "+average=0.5"
@@ -202,20 +203,25 @@ def recommend(
         raise DeltaflError(f"model is {model!r}; write 'linear' or 'cnn', or leave it out")
     allowed = [labels, census, memory, reachable]
     fitting: dict[str, dict[str, Evidence]] = {}
+    has_others = False
     for row in read_evidence():
         most = _parts(row.label).sampler.most_clients
         # Who does not say how many clients there are may have few.
         few_enough = most is None or (clients or 1) <= most
-        if few_enough and row.settings in SUITED[model] and _fits(row.method, allowed):
+        if not few_enough or not _fits(row.method, allowed):
+            continue
+        if row.settings in SUITED[model]:
             fitting.setdefault(row.method, {})[row.task] = row
+        else:
+            has_others = True
     if not fitting:
         raise DeltaflError(
             "no method that fits was measured with the settings for such a model; leave out model"
         )
-    tasks = "tasks like yours"
+    like = "like yours"
     if not (rows := _of_sizes(fitting, unequal_sizes)):
         rows = fitting
-        tasks = "tasks of the benchmark, none of them with sizes like yours"
+        like = "of the benchmark, whose clients' sizes are not like yours"
     gaps = _gaps(rows)
     leader, *others = sorted(gaps, key=lambda label: -gaps[label])
     level = [leader, *_level(leader, others, rows)]
@@ -223,9 +229,11 @@ def recommend(
     overall = _gaps(fitting)
     best = max(level, key=lambda label: (overall.get(label, -math.inf), gaps[label]))
     others = [label for label in (leader, *others) if label != best]
+    count = len(rows[best])
+    tasks = f"{count} tasks" if count > 1 else "task"
     why = (
         f"closes {gaps[best]:.2f} of the gap between uniform sampling (0) and full participation "
-        f"(1) on the {len(rows[best])} {tasks}"
+        f"(1) on the {tasks} {like}"
     )
     if not others:
         why += ", and is the only unbiased method that fits."
@@ -245,7 +253,8 @@ def recommend(
         # A third of them: with more than there are, nothing would be sampled.
         sample = max(1, (clients or 1) // 3)
     alike = _level(best, others, rows)
-    caveats = tuple(_caveats(evidence, alike, reachable, few, model))
+    advice = [] if model else _without_settings(best, has_others)
+    caveats = tuple(_caveats(evidence, alike, reachable, few, advice))
     return Recommendation(
         evidence[0].label,
         evidence[0].settings or SUITED_ALL,
@@ -352,12 +361,29 @@ def _cost(method: str, clients: int | None, parameters: int | None) -> str:
     return f"the server knows {known}, and keeps {kept}."
 
 
+def _without_settings(method: str, has_numbers: bool) -> Iterable[str]:
+    """What to add to a method that was compared without settings, as far as it takes it."""
+    yield (
+        "The numbers are without +average=0.5, whose model, plan.model(state), is no worse "
+        "(docs/how-to/average.md)."
+    )
+    _, control, _, asks_all = _parts(method)
+    momentum = "a CNN add +mime=0.7 and at least double the local rate"
+    advice = f"With {momentum}"
+    if Scaffold.fits(None, control):
+        # After a first round of all clients alone was the longer step measured.
+        step = f"{_STEP} and halve the local rate" if asks_all else ""
+        advice = f"With a linear model add +scaffold{step}; with {momentum}"
+    advice += " (docs/how-to/backbones.md)."
+    yield advice + " --model has numbers." * has_numbers
+
+
 def _caveats(
     evidence: Sequence[Evidence],
     alike: Sequence[str],
     reachable: bool,
     few: bool,
-    model: str | None,
+    advice: Iterable[str],
 ) -> Iterable[str]:
     if alike:
         yield (
@@ -369,16 +395,8 @@ def _caveats(
             "With so few clients asking all may cost little: see first how far uniform ends "
             "behind full (deltafl compare --samplers full,uniform)."
         )
-    if model is None:
-        yield (
-            "The numbers are without +average=0.5, whose model, plan.model(state), is no worse "
-            "(docs/how-to/average.md)."
-        )
-        yield (
-            "With a linear model add +scaffold+server_lr=2.0 and halve the local rate; with a CNN "
-            "add +mime=0.7 and at least double it (docs/how-to/backbones.md). --model has numbers."
-        )
-    elif _STEP in evidence[0].settings:
+    yield from advice
+    if _STEP in evidence[0].settings:
         yield (
             "A server step of 2 goes with half the local rate that is best without it "
             "(docs/how-to/rates.md)."
