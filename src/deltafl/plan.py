@@ -26,7 +26,7 @@ from .scale.rows import RowFormat
 from .scale.stretches import over_stretches
 from .server.optimizers import ServerOptimizer
 from .server.part import Drawing, Intake, ServerPart, Step
-from .server.relative_error import AUTO, USUAL_ERROR, RelativeError
+from .server.relative_error import AUTO, FEWEST, USUAL_ERROR, RelativeError
 from .server.table import IN_TEXT, ROW_OF, ROWS, SETTINGS, UNUSED, in_order, make_parts, sized_by
 from .types import (
     EVERYONE,
@@ -441,7 +441,14 @@ class Plan(WithRanges):
     ) -> tuple[RoundState, Step]:
         """The next state, from an estimate of what clients did without a drift; also the step."""
         own = dict(state.parts)
-        step = Step(state.counted, state.params_d, delta_d, cohort=cohort, variance=variance)
+        step = Step(
+            state.counted,
+            state.params_d,
+            delta_d,
+            cohort=cohort,
+            variance=variance,
+            reports=reports,
+        )
         # Each part takes the step that the one before it leaves.
         for part in self.parts:
             step, own[part.name] = part.direction(self, own[part.name], step)
@@ -611,7 +618,8 @@ def _first_size(
         return n
     if sized_by(settings) is None and not any(part.sizes_cohorts() for part in parts):
         settings[RelativeError.name] = USUAL_ERROR
-    return ceil(population.num_clients / 10)
+    m = population.num_clients
+    return min(max(FEWEST, ceil(m / 10)), m)
 
 
 def _planned(

@@ -73,11 +73,45 @@ def test_n_at_the_borders(asked: int, square: float, variance: float, n: int) ->
     assert part.size(plan, own, 1, 10) == n
 
 
+def sizes_of(plan: Plan, spread: list[float], seed: int = 0) -> list[int]:
+    """n while updates are so far from one mean, round by round."""
+    m = plan.population.num_clients
+    rng = np.random.default_rng(seed)
+    state = init_round(plan, np.zeros(4))
+    sizes = []
+    for size in spread:
+        # Anew: of updates that stay, memories would leave nothing.
+        apart_md = rng.normal(size=(m, 4))
+        cohort = open_round(plan, state)
+        sizes.append(plan.cohort_size(state))
+        updates = 1 + size * apart_md[cohort.client_n]
+        state, _ = close_round(plan, state, cohort, updates)
+    return sizes
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "uniform@poisson", "innovation", "fedvarp"])
+@pytest.mark.parametrize("m", [2, 8, 10, 40])
+def test_no_n_is_kept_for_ever(sampler: str, m: int) -> None:
+    """Nor is that of one client, who shows no variance, or of all, who have none."""
+    plan = make_plan(sampler, [1] * m, "auto", parts=(Recorder(),))
+    # From few rounds the estimate of n varies.
+    assert max(sizes_of(plan, [9.0] * 40)[20:]) > m / 2
+    assert sizes_of(plan, [9.0] * 30 + [0.0] * 60)[-1] == 2
+    alone = make_plan(f"{sampler}+relative_error=1.0", [1] * m, 1, parts=(Recorder(),))
+    assert max(sizes_of(alone, [9.0] * 40)[20:]) > m / 2
+    assert sizes_of(plan, [0.0] * 20)[-1] == 2
+
+
+def test_after_a_full_first_round_n_is_that_of_the_plan() -> None:
+    plan = make_plan("uniform+relative_error=1.0+first_round=exact", [1] * 40, n=5)
+    assert sizes_of(plan, [9.0] * 3)[1] == 5
+
+
 @pytest.mark.parametrize("sampler", ["uniform", "uniform@poisson", "innovation", "md", "fedvarp"])
 @pytest.mark.parametrize("setting", ["relative_error=0.3", "budget=60"])
 def test_estimates_stay_unbiased(sampler: str, setting: str) -> None:
     plan = recorded(f"{sampler}+{setting}")
-    problems = [make_problem(SIZES, seed=seed) for seed in range(3)]
+    problems = [make_problem(SIZES, seed=seed) for seed in range(4)]
     state = play(plan, init_round(plan, np.zeros(3)), problems)
     assert plan.cohort_size(state) != plan.n
     problem = make_problem(SIZES, seed=9)

@@ -109,6 +109,7 @@ class Step(NamedTuple):
     factor: float = 1.0
     cohort: Cohort | None = None  #: whose replies D was made of; None for a census
     variance: float = np.nan  #: ``RoundInfo.variance``
+    reports: Reports | None = None  #: of the cohort, with what was measured on the updates
 
 
 class ServerPart(WithRanges):

@@ -10,7 +10,7 @@ s and g = norm(E D)^2 are means over the rounds so far with the weight ``MEMORY`
 cohort (``estimators/variance.py``) over 1 / n - 1 / m, and of norm(D)^2 - V. That is the norm test
 of Byrd et al. (2012) and Bollapragada, Byrd and Nocedal (2018, adaptive sampling) for clients in
 place of examples. n at most doubles or halves from round to round: one cohort of few says little
-about its own variance.
+about its own variance. Where all were asked, s is that of their replies.
 
 The n of a round depends on the rounds before it alone, so that expectations are exact and D stays
 unbiased. Where V overestimates the variance, as of balanced cohorts, more are asked than needed.
@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import FloatArray, Sizes, Within
+from ..types import EVERYONE, FloatArray, Reports, Sizes, Within
 from .part import PlanOfParts, ServerPart, Step, require_draws
 
 #: The weight of the past in the means of s and g.
@@ -74,13 +74,24 @@ class RelativeError(ServerPart):
 
     def direction(self, plan: PlanOfParts, own: ErrorState, step: Step) -> tuple[Step, ErrorState]:
         m = plan.population.num_clients
-        assert step.cohort is not None
-        asked = int(step.cohort.count_n.sum())
-        # Of all clients there is no variance, and of one none that is known.
-        if not (1 < asked < m and np.isfinite(step.variance)):
+        cohort = step.cohort
+        assert cohort is not None
+        asked = int(cohort.count_n.sum())
+        # One client shows no variance, and would show none for ever.
+        if asked < FEWEST:
+            before = float(own.n) or plan.n
+            return step, own._replace(n=np.asarray(max(before, min(FEWEST, m)), float))
+        variance = step.variance
+        is_certain = cohort.kind != "replacement" and bool(np.all(cohort.expected_n >= 1))
+        if asked >= m or is_certain:
+            # Nothing was left to chance: what a draw would leave is read from the replies.
+            variance = 0.0
+            seen = _apart(step.reports)
+        else:
+            seen = variance / (1 / asked - 1 / m)
+        if not np.isfinite(seen):
             return step, own
-        seen = step.variance / (1 / asked - 1 / m)
-        seen_signal = float(step.delta_d @ step.delta_d) - step.variance
+        seen_signal = float(step.delta_d @ step.delta_d) - variance
         # Both begin at 0: it is their ratio that n goes by.
         spread = MEMORY * float(own.spread) + (1 - MEMORY) * seen
         signal = MEMORY * float(own.signal) + (1 - MEMORY) * seen_signal
@@ -90,12 +101,27 @@ class RelativeError(ServerPart):
         if spread > 0:
             wanted = ceil(spread / allowed)
         # Not all at once: s and g of few rounds are rough.
-        n = np.clip(wanted, ceil(asked / 2), 2 * asked)
+        n = float(np.clip(wanted, ceil(asked / 2), 2 * asked))
+        if cohort.kind == EVERYONE:
+            # A full first round says nothing of the n that it begins with.
+            n = float(own.n) or plan.n
         return step, ErrorState(
             np.asarray(spread),
             np.asarray(signal),
-            np.clip(float(n), min(FEWEST, m), m),
+            np.clip(n, min(FEWEST, m), m),
         )
+
+
+def _apart(reports: Reports | None) -> float:
+    """S^2 of replies about their mean, or about what was predicted of each if that is less; NaN
+    where fewer than two are known.
+    """
+    if reports is None or np.count_nonzero(reports.responded_n) < FEWEST:
+        return np.nan
+    here_n = reports.responded_n
+    columns = (reports.squared_deviation_n, reports.squared_residual_n)
+    least = min(float(column_n[here_n].sum()) for column_n in columns)
+    return least / (np.count_nonzero(here_n) - 1)
 
 
 def require_own_size(plan: PlanOfParts, name: str) -> None:
