@@ -124,7 +124,8 @@ def test_without_a_memory_sums_of_other_weights_would_be_wrong() -> None:
         ([6], r"kept is \[6\]"),
         ([0.5], r"kept is \[0.5\]"),
         ([[0, 1]], r"kept is \[\[0, 1\]\]"),
-        ("all", "kept is 'all'"),
+        ("all", "kept is not one list of numbers"),
+        ([[0, 1], [2]], "kept is not one list of numbers"),
         (None, "6 clients stay, and the plan has 4"),
     ],
 )

@@ -17,6 +17,7 @@ from conftest import Recorder, all_cohorts, estimate, make_problem, play, report
 from deltafl import (
     ESTIMATORS,
     SAMPLERS,
+    Census,
     Cohort,
     DeltaflError,
     Fixed,
@@ -51,6 +52,7 @@ from deltafl.server.norms import measure
 from deltafl.server.optimizers import SERVER_OPTIMIZERS
 from deltafl.server.relative_error import RelativeError
 from deltafl.server.screening import screen_replies
+from deltafl.server.table import SETTINGS
 from tools.samplers import cohort_of
 
 PROBLEM = make_problem([10, 15, 20, 25, 30, 35])
@@ -386,7 +388,8 @@ def test_theoretical_samplers_need_an_oracle(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_somebody_must_be_available(name: str) -> None:
-    plan = make_plan(name, POPULATION, 3)
+    # It has to find the output layer.
+    plan = make_plan(name.replace("hics-fl", "hics-fl(classes=3)"), POPULATION, 3)
     state = init_round(plan, START_D)
     with pytest.raises(DeltaflError, match="no client is available"):
         open_round(plan, state, np.zeros(6, dtype=bool), PROBLEM.oracle)
@@ -396,6 +399,10 @@ def test_somebody_must_be_available(name: str) -> None:
             match=r"available_m is .*; it must hold True or False for each of 6",
         ):
             open_round(plan, state, wrong, PROBLEM.oracle)  # type: ignore[arg-type]
+
+
+def changed(cohort: Cohort, name: str, value: Any) -> Cohort:
+    return cohort._replace(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -411,10 +418,18 @@ def test_somebody_must_be_available(name: str) -> None:
             cohort_of([0], [1], [0.5])._replace(client_n=np.array([0.0])),
             "different clients from 0 to 5",
         ),
-        (Cohort(*cast(Any, ([0], [1], [0.5]))), "give NumPy arrays of the same length"),
+        (Cohort(*cast(Any, ([0], [1], [0.5]))), "give NumPy arrays"),
         (cohort_of([0, 1], [1, 0], [0.5, 0.5]), "count_n is .* was drawn once or more"),
         (cohort_of([0, 1], [1, 1], [0.5, 0.0]), "its expectation is above 0"),
         (cohort_of([0, 1], [1, 1], [np.nan, -0.5]), "its expectation is above 0"),
+        *(
+            (changed(cohort_of([0, 1], [1, 1], [0.5, 0.5]), name, [1, 1]), "give NumPy arrays")
+            for name in ("absent", "stratum_n", "stage_n", "cost_n")
+        ),
+        *(
+            (changed(cohort_of([0], [1], [0.5]), name, np.ones(2)), "kind and round are")
+            for name in ("kind", "round")
+        ),
     ],
 )
 def test_a_sampler_that_returns_clients_twice_or_unknown_ones_is_refused(
@@ -435,6 +450,8 @@ def plan_of(population: Population = POPULATION, n: int = 2, **options: Any) -> 
 
 
 sizes: Any = Population.from_sizes
+asked: Any = Census(2, 4)
+planned: Any = make_plan
 
 
 STRANGER = cohort_of([6], [1], [1.0])
@@ -565,6 +582,15 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: sizes([1], strata={"a": "north"}), "strata is {'a': 'north'}; give a list"),
         (lambda: sizes([1], aux=[Tensor()]), "aux must hold one row of numbers"),
         (lambda: closed(None), "updates are a NoneType; give a list"),
+        *(
+            (partial(planned, "uniform", [1] * 4, 2, **{name: np.ones(2)}), f"{name} is array")
+            for name in SETTINGS
+        ),
+        (partial(make_plan, "uniform", [1] * 4, 2, budget=10**400), "budget is 1000"),
+        (lambda: sizes([1, 2], max_ratio=10**400), "max_ratio is 1000"),
+        (lambda: asked.answer({"a": 1}), "the update is not one list of numbers"),
+        (lambda: asked.answer("words"), "the update is not one list of numbers"),
+        (lambda: asked.population(sizes([1, 2]), np.array(3)), "not an array of shape"),
         (
             lambda: closed(np.ones((3, 2)), reports=[0.5, 1.0, 2.0]),
             r"reports are a list; write Reports.make\(3, loss=losses\)",

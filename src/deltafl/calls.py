@@ -81,6 +81,11 @@ def split_outside(text: str, separator: str) -> list[str]:
     """The parts of a text between separators that are not in parentheses, without blanks around
     them.
     """
+    return [part.strip() for part in cut_outside(text, separator)]
+
+
+def cut_outside(text: str, separator: str) -> list[str]:
+    """The same with their blanks."""
     parts = [""]
     depth = 0
     for letter in text:
@@ -89,7 +94,7 @@ def split_outside(text: str, separator: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += letter
-    return [part.strip() for part in parts]
+    return parts
 
 
 def check_options(

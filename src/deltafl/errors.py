@@ -120,6 +120,10 @@ def is_in(value: Any, interval: str) -> bool:
     number = value  # mypy does not know how to compare a Real
     if not isinstance(value, Real):
         return False
+    try:
+        float(number)
+    except OverflowError:  # such as 10**400, which is below infinity
+        return False
     if number == low:
         return interval.startswith("[")
     if number == high:
@@ -165,8 +169,9 @@ def unknown_name(
     one that does.
     """
     names = sorted(allowed)
-    near = [repr(name) for name in near_names(str(given), names)]
-    shown = repr(given)
+    # Of a text of thousands of letters nobody wants to read all, or the likeness.
+    near = [repr(name) for name in near_names(str(given)[:100], names)]
+    shown = f"{given!r:.100}"
     if of:
         shown = f"{shown} of {of!r}"
     if near:

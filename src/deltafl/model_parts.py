@@ -210,8 +210,8 @@ class ModelParts(NamedTuple):
         }
 
     def sent(self, arrays: Mapping[str, Array]) -> Arrays:
-        """The arrays that go to the clients, and come back."""
-        return {name: arrays[name] for name in self.names(*SENT)}
+        """The arrays that go to the clients, and come back, as far as ``arrays`` has them."""
+        return {name: arrays[name] for name in self.names(*SENT) if name in arrays}
 
     def value_fault(self, arrays: Mapping[str, Array]) -> str | None:
         """What is wrong with a client's arrays, or None: their shapes, their types, and the values

@@ -93,7 +93,7 @@ class RoundState(NamedTuple):
     def is_consistent(self) -> bool:
         """Whether the counts of a saved state fit each other."""
         selected_m, responded_m, missed_m = map(np.asarray, self[5:8])
-        if len(self.joined_m) not in (0, len(selected_m)):
+        if np.shape(self.joined_m) not in ((0,), selected_m.shape):
             return False
         there_m = np.full(len(selected_m), self.round)
         if len(self.joined_m):
@@ -499,6 +499,13 @@ def check_state(plan: Plan, state: RoundState) -> None:
             "the plan's clients have other weights than the state's, or other costs, to which all "
             "belongs that it remembers of them: give its own plan, or go on with "
             "resize_state(plan, state)"
+        )
+    # Before anybody trains, and not once updates come.
+    last = plan.sampler.output_bias_size
+    d = len(state.params_d)
+    if last > d:
+        raise DeltaflError(
+            f"the sampler looks at the last {last} parameters of a model of {d}; lower its number"
         )
 
 

@@ -155,6 +155,13 @@ def test_commas_inside_parentheses_do_not_split() -> None:
         ("osmd(mixing=5e-324)", "mixing is 5e-324; it must be in [1e-12, 1]"),
         ("active-fl(alpha2=1e999)", "alpha2 is inf; it must be in [0, inf)"),
         ("hics-fl(gamma=-1)", "gamma is -1; it must be in [0, inf)"),
+        ("uniform(per_cost=True)@simple-random", "simple-random draws need equal scores"),
+        ("uniform(per_second=True)@simple-random", "simple-random draws need equal scores"),
+        # In no time: a folder from elsewhere may name anything.
+        ("a +" * 3000, "cannot read the settings"),
+        ("a+" * 3000, "cannot read the settings"),
+        ("+a='" * 3000, "cannot read the settings"),
+        ("0" * 100_000, "unknown sampler '000"),
     ],
 )
 def test_wrong_labels(label: str, message: str) -> None:

@@ -58,11 +58,18 @@ def check_cohort(cohort: Any, m: int, whose: str = "the sampler's") -> None:
             "expected_n)"
         )
     columns = cohort[:3]
-    if not all(isinstance(column, np.ndarray) for column in (*columns, cohort.absent)):
-        kinds = ", ".join(type(column).__name__ for column in (*columns, cohort.absent))
+    more = (cohort.absent, cohort.stratum_n, cohort.stage_n, cohort.cost_n)
+    if not all(isinstance(column, np.ndarray) for column in (*columns, *more)):
+        kinds = ", ".join(type(column).__name__ for column in (*columns, *more))
         raise DeltaflError(
-            f"{whose} client_n, count_n, expected_n and absent are of the types {kinds}; give "
-            "NumPy arrays of the same length"
+            f"{whose} client_n, count_n, expected_n, absent, stratum_n, stage_n and cost_n are of "
+            f"the types {kinds}; give NumPy arrays"
+        )
+    kind: Any = cohort.kind
+    if not isinstance(kind, str) or not isinstance(cohort.round, int | None):
+        raise DeltaflError(
+            f"{whose} kind and round are {cohort.kind!r:.60} and {cohort.round!r:.60}; leave them "
+            "as they are by default"
         )
     shapes = [column.shape for column in columns]
     n = len(cohort.client_n) if cohort.client_n.ndim else -1

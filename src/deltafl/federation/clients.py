@@ -9,6 +9,7 @@ import numpy as np
 
 from ..designs.inclusion import are_clients
 from ..errors import DeltaflError
+from ..model_parts import as_reals
 from ..moves import Moves
 from ..plan import Plan, RoundState, check_method
 
@@ -52,7 +53,9 @@ def resize_state(
     check_method(plan, state)
     num_before = len(state.selected_m)
     num_now = plan.population.num_clients
-    stay_k = np.arange(num_before) if kept is None else np.asarray(kept)
+    stay_k = np.arange(num_before)
+    if kept is not None:
+        stay_k = as_reals("kept", kept, "the indices of the clients that stay")
     # Nobody is an empty array of float64.
     if stay_k.size == 0:
         stay_k = stay_k.astype(np.int64)
@@ -95,7 +98,9 @@ def _joined(state: RoundState, moves: Moves) -> RoundState:
     prior = min(PRIOR_ROUNDS, state.round)
     # ``maximum``: who has joined just now has no rounds to divide by.
     share_k = missed_k / np.maximum(state.round - joined_k, 1)
-    away = round(prior * float(np.mean(share_k)))
+    away = 0
+    if len(share_k):
+        away = round(prior * float(np.mean(share_k)))
     newcomers = np.full(moves.num_newcomers, state.round - prior)
     return state._replace(
         joined_m=np.append(joined_k, newcomers),

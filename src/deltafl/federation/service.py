@@ -139,7 +139,7 @@ class Service(Federation):
         if silent:
             self.log(WARNING, "\tno reply in time: %s", _names(silent))
         for client, reason in info.rejected:
-            self.log(WARNING, "\treply of %s rejected: %s", keys[client], reason)
+            self.log(WARNING, "\treply of %s rejected: %s", _names([keys[client]]), reason)
         self._log_sums(info)
         self._log_warnings()
         return info
@@ -174,7 +174,8 @@ class Service(Federation):
         failed = [(key, fault) for key, fault in results.items() if isinstance(fault, str)]
         if failed:
             text = "\tevaluation: no result from %d of %d clients; the first is %s: %s"
-            self.log(WARNING, text, len(failed), len(asked), *failed[0])
+            key, fault = failed[0]
+            self.log(WARNING, text, len(failed), len(asked), _names([key]), printable(fault, 300))
         return {key: weights[key] for key, found in results.items() if not isinstance(found, str)}
 
     def _take_census(self, present: Collection[str], ask: Ask) -> bool:
@@ -224,7 +225,7 @@ class Service(Federation):
             text,
             num_joined,
             len(keys),
-            keys[share_m.argmax()],
+            _names([keys[share_m.argmax()]]),
             share_m.max(),
         )
         self._log_claims()

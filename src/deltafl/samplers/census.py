@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ..errors import OWN_ERRORS, DeltaflError, WithRanges
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
-from ..model_parts import LARGEST_ENTRY, as_array
+from ..model_parts import LARGEST_ENTRY, as_array, as_reals
 from ..scale.numerics import RANK_TOLERANCE, inner, largest_entry, lower_median
 from ..scale.stretches import over_stretches
 from ..types import TINY, Array, FloatArray, IntArray, Population, Rng
@@ -114,7 +114,8 @@ class Census(WithRanges):
             raise DeltaflError(
                 "the update is None; write None in place of the answer of a client that failed"
             )
-        update_d = np.asarray(update, float).ravel()
+        update_d = as_reals("the update", update, "what the client has trained").ravel()
+        update_d = update_d.astype(float)
         d = len(update_d)
         # Without the shapes of its tensors an update is one of them.
         ends = np.cumsum([np.prod(tensor, dtype=int) for tensor in tensors] or [d])
@@ -242,24 +243,24 @@ class Census(WithRanges):
         size = sqrt(inner(weight_m, (aux_mq**2).sum(axis=1)))
         return aux_mq / max(size, TINY)
 
-    def _read(self, answers: Answers, num_clients: int) -> npt.NDArray[np.floating]:
+    def _read(self, answers: Any, num_clients: int) -> npt.NDArray[np.floating]:
         """The answers as numbers, (m, length), an array of them as it is; NaN where there is none.
 
         The length is the one that most of them have.
         """
+        is_array = isinstance(answers, np.ndarray)
+        if is_array and (answers.ndim != 2 or answers.dtype.kind == "c"):
+            raise DeltaflError(
+                "answers to a census are rows of real numbers, not an array of shape "
+                f"{answers.shape} and type {answers.dtype}"
+            )
         if len(answers) != num_clients:
             raise DeltaflError(
                 f"the census has {len(answers)} answers, not one for each of {num_clients} clients"
             )
-        if isinstance(answers, np.ndarray):
-            if answers.ndim != 2 or answers.dtype.kind == "c":
-                raise DeltaflError(
-                    "answers to a census are rows of real numbers, not an array of shape "
-                    f"{answers.shape} and type {answers.dtype}"
-                )
-            if answers.dtype.kind == "f" and self._can_have(answers.shape[1]):
-                self._check_precise(answers[0])
-                return answers  # as they are: a copy might not fit into memory
+        if is_array and answers.dtype.kind == "f" and self._can_have(answers.shape[1]):
+            self._check_precise(answers[0])
+            return np.asarray(answers)  # as they are: a copy might not fit into memory
         rows = [_numbers(answer) for answer in answers]
         lengths = Counter(len(row) for row in rows if self._can_have(len(row)))
         if not lengths and any(map(len, rows)):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..calls import Named, parse_call, split_outside, write_call, write_setting
+from ..calls import Named, cut_outside, parse_call, split_outside, write_call, write_setting
 from ..designs.table import find_design
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate, NoControl
@@ -95,7 +95,8 @@ def parse_label(label: "str | Label") -> Label:
             raise DeltaflError(
                 f"{name!r} draws in its own way; write {name!r} without the design {design!r}"
             )
-        if design == "simple-random" and entry.scores != "equal":
+        has_prices = bool(options.get("per_second") or options.get("per_cost"))
+        if design == "simple-random" and (entry.scores != "equal" or has_prices):
             raise DeltaflError(
                 f"simple-random draws need equal scores, {name!r} has others; write "
                 f"{name}@systematic"
@@ -112,11 +113,8 @@ def parse_label(label: "str | Label") -> Label:
     return Label(name, options, design or entry.design, estimator.name, settings, kind)
 
 
-#: A method, and the settings after it; a file's name may have a plus, too.
-_WITH_SETTINGS = re.compile(
-    r"(?P<method>.*?)(?P<settings>(\s*\+\s*[a-z_]+\s*(=('[^']*'|[^+()@']+(\([^()]*\)\s*)?))?)*)",
-    re.DOTALL,
-)
+#: A setting, alone or with a value.
+_SETTING = re.compile(r"\s*[a-z_]+\s*(=('[^']*'|[^+()@']+(\([^()]*\)\s*)?))?")
 
 
 def split_settings(label: str) -> tuple[str, dict[str, Any]]:
@@ -126,16 +124,19 @@ def split_settings(label: str) -> tuple[str, dict[str, Any]]:
         >>> split_settings("census+average=0.5+scaffold")
         ('census', {'average': 0.5, 'scaffold': True})
     """
-    found = _WITH_SETTINGS.fullmatch(label)
-    assert found is not None, "any text has this form"
+    pieces = cut_outside(label, "+")
+    # From the end, as a file's name may have a plus, too.
+    first = len(pieces)
+    while first > 1 and _SETTING.fullmatch(pieces[first - 1]):
+        first -= 1
     parts = []
-    for part in split_outside(found["settings"], "+")[1:]:
-        name, equals, value = part.partition("=")
+    for part in pieces[first:]:
+        name, equals, value = part.strip().partition("=")
         # A schedule with its options, or of a file, is text until it is used.
         if "'" not in value and (value.endswith(")") or ".py:" in value):
             value = repr(value.strip())
         parts.append(f"{name}={value if equals else True}")
-    return found["method"], parse_call(f"label({','.join(parts)})")[1]
+    return "+".join(pieces[:first]), parse_call(f"label({','.join(parts)})")[1]
 
 
 def needs_value(name: str, label: object) -> DeltaflError:

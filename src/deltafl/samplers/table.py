@@ -452,7 +452,7 @@ def find_sampler(name: str, kind: type[Sampler] | None = None) -> SamplerEntry:
             "write settings last and with underscores, such as "
             "uniform@pivotal+local_lr=0.1+average=0.5"
         )
-        raise DeltaflError(f"cannot read the settings in {name!r}; {last}")
+        raise DeltaflError(f"cannot read the settings in {name!r:.200}; {last}")
     if name not in SAMPLERS:
         raise unknown_name("sampler", name, SAMPLERS)
     return SAMPLERS[name]

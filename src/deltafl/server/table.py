@@ -8,6 +8,8 @@ states, the docs.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..errors import DeltaflError, unknown_name
 from .average import Average
 from .budget import Budget
@@ -59,6 +61,10 @@ class Row(NamedTuple):
                         f"leave out {key}"
                     )
             return first
+        for key, value in values.items():
+            # An array would be compared entry by entry.
+            if not isinstance(value, str | int | float | np.number | kind | None):
+                raise DeltaflError(f"{key} is {value!r:.60}; write a plain number, or a word")
         if self.make is not None:
             return self.make(*values.values())
         setting = self.settings[name]
