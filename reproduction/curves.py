@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from deltafl import analysis
+from deltafl.analysis.bands import shown_curve
 from deltafl.analysis.look import MOST_STRONG
 from deltafl.types import FloatArray, IntArray
 
@@ -39,6 +40,29 @@ def lines_of(
     ]
 
 
+def curve_band(runs: Sequence[analysis.Run], y: str, smoothing: int = 1) -> analysis.Band:
+    """Mean and range over seeds of a metric (shares in percent), or of ``log10-loss``, as a moving
+    average.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return analysis.band_of([(run.round_r, _smooth(_curve(run, y), smoothing)) for run in runs])
+
+
+def _curve(run: analysis.Run, y: str) -> FloatArray:
+    if y == "log10-loss":
+        return np.log10(run.loss_r)
+    return shown_curve(run, y)
+
+
+def _smooth(value_r: FloatArray, window: int) -> FloatArray:
+    """Moving average of each evaluation and those before it; shorter at the beginning."""
+    # Only the start of the convolution: its end has sums without the latest values.
+    sum_r = np.convolve(value_r, np.ones(window))[: len(value_r)]
+    count_r = np.minimum(np.arange(1, len(value_r) + 1), window)
+    smooth_r: FloatArray = sum_r / count_r
+    return smooth_r
+
+
 def draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: Path) -> None:
     """Curves; where they lie on one another, their differences to the baseline."""
     looks = looks_of(groups)
@@ -46,7 +70,7 @@ def draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: 
     for y, group in product(ys, groups):
         rows = _drawn(group)
         label = _TITLES[y]
-        bands = [analysis.curve_band(list(row.runs.values()), y) for row in rows]
+        bands = [curve_band(list(row.runs.values()), y) for row in rows]
         goal = (
             100 * group.threshold
             if group.threshold is not None and y == group.metric == "accuracy"
@@ -95,9 +119,7 @@ def differences(group: Group, rows: Sequence[Row], y: str) -> list[analysis.Band
 
     def above(run: analysis.Run) -> tuple[IntArray, FloatArray]:
         pair = run, base[run.seed]
-        own, other = (
-            analysis.curve_band([each], y, max(1, len(each.round_r) // 10)) for each in pair
-        )
+        own, other = (curve_band([each], y, max(1, len(each.round_r) // 10)) for each in pair)
         shared_r, i, j = np.intersect1d(own.round_r, other.round_r, return_indices=True)
         return shared_r, own.mean_r[i] - other.mean_r[j]
 

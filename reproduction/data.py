@@ -44,6 +44,9 @@ FEWEST_OF_WRITER = 50
 MOST_OF_WRITER = 500
 #: ``celeba-subset``: people with fewer images are left out, as LEAF does.
 FEWEST_OF_CELEBRITY = 5
+#: Of each owner's examples the 5th, 15th, 25th, ... are for the test.
+TEST_EVERY = 10
+TEST_FIRST = 4
 #: The characters of ``tinyshakespeare``, in the order of their codes.
 TINY_ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 #: Characters that the model sees, and how far apart windows of ``tinyshakespeare`` start.
@@ -111,7 +114,41 @@ def load_unipen62(data_dir: Path | None = None) -> tasks.Dataset:
     title = ARCHIVES["unipen62"]["title"]
     whole = tasks.Dataset.whole(title, image, label, num_classes=62)
     writer = found["writer"].astype(np.int64)
-    return tasks.hold_out_by_owner(whole, "writer", writer, FEWEST_OF_WRITER, MOST_OF_WRITER)
+    return hold_out_by_owner(whole, "writer", writer, FEWEST_OF_WRITER, MOST_OF_WRITER)
+
+
+def hold_out_by_owner(
+    whole: tasks.Dataset,
+    column: str,
+    owner_e: IntArray,
+    fewest: int = 1,
+    most: int | None = None,
+) -> tasks.Dataset:
+    """Cut a test set from the examples of each owner; deterministic, hence the same for every seed.
+
+    Owners (``owner_e``, int64 (N,)) with fewer than ``fewest`` of the training examples in
+    ``whole`` are left out; of the others the first ``most`` are used, all if None. Of these the
+    5th, 15th, 25th, ... are for the test.
+
+    Raises:
+        DeltaflError: If no owner has an example for the test.
+    """
+    # Stable, so that the examples of an owner stay in their order.
+    order = np.argsort(owner_e, kind="stable")
+    _, start = np.unique(owner_e[order], return_index=True)
+    owned = np.split(order, start[1:])
+    used = [rows[:most] for rows in owned if len(rows) >= fewest]
+    test_e = np.zeros(len(owner_e), np.bool_)
+    for rows in used:
+        test_e[rows[TEST_FIRST::TEST_EVERY]] = True
+    if not test_e.any():
+        raise DeltaflError(
+            f"{whole.name}: no {column} has {max(fewest, TEST_FIRST + 1)} examples or more"
+        )
+    row_e = np.sort(np.concatenate(used))
+    # Rows of owners that are left out are in neither part.
+    train = row_e[~test_e[row_e]]
+    return replace(whole, columns={column: owner_e}).split(train, np.flatnonzero(test_e))
 
 
 def load_celeba_subset(data_dir: Path | None = None, side: int = 42) -> tasks.Dataset:
@@ -127,7 +164,7 @@ def load_celeba_subset(data_dir: Path | None = None, side: int = 42) -> tasks.Da
     title = ARCHIVES["celeba-subset"]["title"]
     whole = tasks.Dataset.whole(title, image, label, num_classes=2)
     celeb = found["celeb"].astype(np.int64)
-    return tasks.hold_out_by_owner(whole, "celeb", celeb, FEWEST_OF_CELEBRITY)
+    return hold_out_by_owner(whole, "celeb", celeb, FEWEST_OF_CELEBRITY)
 
 
 def load_cifar10_jpeg(data_dir: Path | None = None) -> tasks.Dataset:

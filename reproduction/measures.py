@@ -11,13 +11,14 @@ import numpy as np
 from deltafl.analysis import Run, mean_and_sd
 from deltafl.analysis.methods import rounds_until
 from deltafl.analysis.statistics import (
+    WINDOW,
     Interval,
     area_under,
+    first_reach,
     is_late,
     mean_interval,
     mean_of_best,
     ratio_of_means,
-    reach,
     side_of,
 )
 from deltafl.types import FloatArray
@@ -130,6 +131,35 @@ def best_within(horizon: int, best: int) -> Measure:
         return float(np.mean(early_r[-best:]))
 
     return accuracy()._replace(name=f"best {best} of {horizon} rounds", value=value)
+
+
+def moving_average(value_r: FloatArray) -> FloatArray:
+    """Mean of each evaluation and the 4 before it, (r,); NaN for the first 4, and where one of
+    the five is NaN.
+    """
+    before_r = np.full(WINDOW - 1, np.nan)
+    padded_r = np.append(before_r, value_r)
+    window_rk = np.lib.stride_tricks.sliding_window_view(padded_r, WINDOW)
+    average_r: FloatArray = window_rk.mean(axis=1)
+    return average_r
+
+
+def reach(run: Run, threshold: float, smoothed: bool = False) -> int | None:
+    """Index of the first evaluation of a run that reaches the threshold, by itself or by the
+    5-evaluation mean.
+    """
+    value_r = moving_average(run.value_r) if smoothed else run.value_r
+    return first_reach(value_r, threshold, run.judge.higher)
+
+
+def rounds_to_threshold(run: Run, threshold: float, smoothed: bool = False) -> float | None:
+    """Rounds to the threshold, that of a census included; None for never, and for a run that
+    diverged at any time.
+    """
+    if run.diverged is not None:
+        return None
+    at = reach(run, threshold, smoothed)
+    return None if at is None else float(rounds_until(run, at))
 
 
 def rounds_to(threshold: float, metric: str, smoothed: bool = False) -> Measure:

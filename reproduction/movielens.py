@@ -24,7 +24,7 @@ import numpy.typing as npt
 from deltafl import tasks
 from deltafl.errors import DeltaflError
 
-from .data import ARCHIVES, Bytes, find_archive
+from .data import ARCHIVES, Bytes, find_archive, hold_out_by_owner
 
 #: Every user has at least 20 ratings; of one with more only the first ones are used.
 FEWEST_OF_USER = 20
@@ -135,7 +135,7 @@ def load_movielens(data_dir: Path | None = None) -> tasks.Dataset:
     liked = np.digitize(column["rating"], STARS).astype(np.int64)
     whole = tasks.Dataset.whole(ARCHIVES["movielens"]["title"], films(column), liked, num_classes=3)
     user = column["userId"].astype(np.int64)
-    return tasks.hold_out_by_owner(whole, "user", user, FEWEST_OF_USER, MOST_OF_USER)
+    return hold_out_by_owner(whole, "user", user, FEWEST_OF_USER, MOST_OF_USER)
 
 
 def films(column: dict[str, Column]) -> Bytes:

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deltafl import analysis
-from deltafl.analysis import Interval, Run, mean_interval, ratio_of_means, reach
-from deltafl.analysis.bands import mean_curve
+from deltafl.analysis import Interval, Run, mean_interval, ratio_of_means
 from deltafl.analysis.plots import ABSCISSAE
 from deltafl.samplers import parse_label
 from deltafl.simulation import OnProgress
 from deltafl.types import FloatArray
 
+from ..measures import reach
 from ..page import OwnPage, diverged, hardware, write
 from ..running import Request, no_run
 from ..spec import TEXTS, Experiment, View, is_ours
@@ -402,10 +402,7 @@ def _draw(results: Sequence[Result], view: View, path: Path) -> None:
             if method is None:
                 continue
             runs = list(method.runs.values())
-            x_r = mean_curve(
-                [(run.round_r, abscissa.factor * np.asarray(abscissa.of(run))) for run in runs]
-            )
-            band = analysis.curve_band(runs, "accuracy")._replace(round_r=x_r)
+            band = analysis.curve_band(runs, "accuracy")._replace(round_r=abscissa.mean(runs))
             lines.append(analysis.Line(label, look_of[label], band))
         caption = ""
         if cost is JUDGED[0]:

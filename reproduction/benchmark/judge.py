@@ -16,10 +16,9 @@ import numpy as np
 from deltafl.analysis import Interval, Run, mean_interval
 from deltafl.analysis.statistics import gap_closed
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
-from deltafl.simulation import rounds_to_threshold
 from deltafl.types import FloatArray
 
-from ..measures import Measure, Statement, accuracy, area, compare
+from ..measures import Measure, Statement, accuracy, area, compare, rounds_to_threshold
 from ..spec import View, is_ours
 from ..text import ends, formatted
 from .parts import BASELINE, FULL, Part

@@ -15,6 +15,7 @@ from deltafl.samplers import is_unbiased
 from deltafl.simulation import OnProgress
 from deltafl.store import write_atomically
 
+from ..curves import curve_band
 from ..page import REPORT, OwnPage, diverged, hardware, write
 from ..running import Request, no_run
 from ..spec import TEXTS, Experiment, View, is_ours
@@ -235,10 +236,7 @@ def _draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -
         if result.part.horizon >= 10 * window:
             smoothing = window
         drawn = [method for label in labels if (method := result.find(label))]
-        bands = [
-            analysis.curve_band(list(method.runs.values()), "accuracy", smoothing)
-            for method in drawn
-        ]
+        bands = [curve_band(list(method.runs.values()), "accuracy", smoothing) for method in drawn]
         lines = [
             analysis.Line(m.label, look_of[m.label], band)
             for m, band in zip(drawn, bands, strict=True)

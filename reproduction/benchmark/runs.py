@@ -20,13 +20,13 @@ from deltafl.simulation import (
     Trial,
     plan_of,
     require_same,
-    rounds_to_threshold,
     run_jobs,
     task_of,
     what_is_run,
 )
 from deltafl.store import checked
 
+from ..measures import rounds_to_threshold
 from ..records import PackedRuns
 from ..running import Request, read_rows, require_training, write_rows
 from ..spec import Frozen

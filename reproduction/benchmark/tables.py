@@ -13,7 +13,7 @@ from deltafl.simulation import RunSettings, mean_score, plan_of
 from deltafl.tasks import find_task
 from deltafl.types import FloatArray, Params
 
-from ..measures import Measure, centre, mean_sd, of_clients, second_half
+from ..measures import Measure, centre, mean_sd, of_clients, reach, second_half
 from ..spec import View
 from ..text import DASH, MOST_ROWS, Cells, folded, interval_cells, markdown, plus_minus
 from ..verdict import number_text
@@ -193,7 +193,7 @@ def _to_threshold(
     for run in method.runs.values():
         spent_r = spent(run)
         a_round.append(float(spent_r[-1]) / max(run.num_rounds, 1))
-        at = analysis.reach(run, result.part.threshold, smoothed=True)
+        at = reach(run, result.part.threshold, smoothed=True)
         if run.diverged is not None or at is None:
             to_threshold.append(a_round[-1] * run.horizon)
         else:

@@ -17,7 +17,6 @@ from deltafl.analysis.statistics import (
     mean_and_sd,
     mean_interval,
     mean_of_best,
-    moving_average,
     ratio_of_means,
     reach,
 )
@@ -55,13 +54,6 @@ def test_mean_of_best_with_few_evaluations() -> None:
     assert mean_of_best(value_r, round_r, higher=True) == pytest.approx(
         (value_r[-1] + value_r[-2]) / 2
     )
-
-
-def test_moving_average_by_hand() -> None:
-    average_r = moving_average(np.array([1.0, 2.0, 3.0, 4.0, 5.0, 11.0]))
-    assert np.isnan(average_r[:4]).all()
-    assert average_r[4:].tolist() == [3.0, 5.0]
-    assert np.isnan(moving_average(np.ones(4))).all()
 
 
 def test_first_reach_counts_a_tie_and_skips_nan() -> None:
@@ -193,14 +185,9 @@ def test_the_area_under_a_curve_keeps_the_last_accuracy() -> None:
     assert area_under(run._replace(accuracy_r=np.array([np.nan, 0.8])), 4) == pytest.approx(0.8 / 4)
 
 
-def test_reach_of_a_run_by_one_evaluation_and_by_the_mean_of_five() -> None:
-    run = make_run(
-        "a", 0, 1, accuracy_r=np.array([0.2, 0.9, 0.2, 0.2, 0.2, 0.8, 0.8, 0.8, 0.8, 0.8])
-    )
-    assert (reach(run, 0.7), reach(run, 0.7, smoothed=True)) == (
-        1,
-        9,
-    )  # windows ending there have means .68 and .8
+def test_reach_of_a_run() -> None:
+    run = make_run("a", 0, 1, accuracy_r=np.array([0.2, 0.9, 0.2, 0.2, 0.2, 0.8, 0.8]))
+    assert reach(run, 0.7) == 1
     assert reach(run, 0.95) is None
 
 

@@ -16,7 +16,6 @@ from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.simulation import (
     RunSettings,
     make_settings,
-    rounds_to_threshold,
     write_record,
 )
 from reproduction.benchmark import judge
@@ -25,6 +24,7 @@ from reproduction.benchmark.like import Row, shares
 from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.runs import Method, Result
 from reproduction.benchmark.tables import num_params_of, server_memory
+from reproduction.measures import rounds_to_threshold
 from reproduction.records import PackedRuns
 from reproduction.spec import SCALES, load_experiment
 from reproduction.text import MOST_ROWS

@@ -19,6 +19,8 @@ from reproduction.measures import (
     compare,
     late_loss,
     late_probe,
+    moving_average,
+    reach,
     rounds_to,
 )
 from reproduction.verdict import NO_ORDER, judge, ordered, pairs_table, sum_up, verdict_text
@@ -277,3 +279,21 @@ def test_losses_and_probes_by_hand() -> None:
     assert not math.isfinite(late_loss("loss").value(lost))
     probes = {"round": np.arange(0.0, 50, 10), "norm": np.array([9.0, 9.0, 1.0, np.nan, 4.0])}
     assert late_probe("norm", "norm").value(run._replace(probes=probes)) == pytest.approx(2.0)
+
+
+def test_moving_average_by_hand() -> None:
+    average_r = moving_average(np.array([1.0, 2.0, 3.0, 4.0, 5.0, 11.0]))
+    assert np.isnan(average_r[:4]).all()
+    assert average_r[4:].tolist() == [3.0, 5.0]
+    assert np.isnan(moving_average(np.ones(4))).all()
+
+
+def test_reach_of_a_run_by_one_evaluation_and_by_the_mean_of_five() -> None:
+    run = make_run(
+        "a", 0, 1, accuracy_r=np.array([0.2, 0.9, 0.2, 0.2, 0.2, 0.8, 0.8, 0.8, 0.8, 0.8])
+    )
+    assert (reach(run, 0.7), reach(run, 0.7, smoothed=True)) == (
+        1,
+        9,
+    )  # windows ending there have means .68 and .8
+    assert reach(run, 0.95) is None

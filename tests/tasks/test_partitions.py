@@ -16,7 +16,7 @@ from deltafl.simulation.comparing import run_comparison
 from deltafl.simulation.settings import CompareSettings, make_settings
 from deltafl.store.own_python import forget_edited
 from deltafl.streams import stream
-from deltafl.tasks import PARTITIONS, Dataset, hold_out_by_owner, make_partition
+from deltafl.tasks import PARTITIONS, Dataset, make_partition
 from deltafl.tasks.partitions import hsu2019, natural, quantity, shards, split, yurochkin2019
 from deltafl.types import IntArray
 
@@ -223,31 +223,6 @@ def test_mistakes_say_what_to_write(
 ) -> None:
     with pytest.raises(DeltaflError, match=words):
         make_partition(name, data, num_clients, alpha, stream(0, "partition"), column)
-
-
-@given(
-    st.lists(st.integers(0, 6), min_size=1, max_size=120),
-    st.integers(1, 8),
-    st.none() | st.integers(1, 30),
-)
-def test_tests_held_out_by_owner_against_a_slow_reference(
-    owners: list[int], fewest: int, most: int | None
-) -> None:
-    seen = dict.fromkeys(owners, 0)
-    expected: dict[bool, list[int]] = {False: [], True: []}
-    for row, owner in enumerate(owners):
-        if owners.count(owner) >= fewest and (most is None or seen[owner] < most):
-            expected[seen[owner] % 10 == 4].append(row)
-        seen[owner] += 1
-    row_e = np.arange(len(owners))
-    whole = Dataset("made up", row_e, row_e, row_e[:0], row_e[:0], 0)
-    try:
-        cut = hold_out_by_owner(whole, "owner", np.array(owners), fewest, most)
-    except DeltaflError:
-        assert expected[True] == []
-        return
-    assert [cut.train_x.tolist(), cut.test_x.tolist()] == [expected[False], expected[True]]
-    assert cut.test_columns["owner"].tolist() == [owners[row] for row in expected[True]]
 
 
 def slow_yurochkin2019(

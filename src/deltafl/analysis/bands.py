@@ -44,37 +44,14 @@ def band_of(curves: Sequence[tuple[Array, FloatArray]]) -> Band:
     )
 
 
-def curve_band(runs: Sequence[Run], y: str, smoothing: int = 1) -> Band:
-    """Mean and range over seeds of a metric (shares in percent), or of ``log10-loss``, as a moving
-    average.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return band_of([(run.round_r, _smooth(_curve(run, y), smoothing)) for run in runs])
+def curve_band(runs: Sequence[Run], metric: str) -> Band:
+    """Mean and range over seeds of a metric, shares in percent."""
+    return band_of([(run.round_r, shown_curve(run, metric)) for run in runs])
 
 
-def _curve(run: Run, y: str) -> FloatArray:
-    if y == "log10-loss":
-        return np.log10(run.loss_r)
-    return judge_of(y, run.judges).factor * run.curve(y)
-
-
-def _smooth(value_r: FloatArray, window: int) -> FloatArray:
-    """Moving average of each evaluation and those before it; shorter at the beginning."""
-    # Only the start of the convolution: its end has sums without the latest values.
-    sum_r = np.convolve(value_r, np.ones(window))[: len(value_r)]
-    count_r = np.minimum(np.arange(1, len(value_r) + 1), window)
-    smooth_r: FloatArray = sum_r / count_r
-    return smooth_r
-
-
-def mean_curve(curves: Sequence[tuple[Array, FloatArray]]) -> FloatArray:
-    """Mean over seeds at the rounds of ``curve_band``."""
-    return band_of(curves).mean_r
-
-
-def mean_clock(runs: Sequence[Run]) -> FloatArray:
-    """Mean over seeds of the virtual clock."""
-    return mean_curve([(run.round_r, run.clock_r) for run in runs if run.clock_r is not None])
+def shown_curve(run: Run, metric: str) -> FloatArray:
+    """The curve of a metric as pictures show it, shares in percent."""
+    return judge_of(metric, run.judges).factor * run.curve(metric)
 
 
 def selections(groups: Mapping[str, Sequence[Run]]) -> dict[str, Band]:

@@ -19,8 +19,8 @@ import numpy as np
 from ..errors import DeltaflError, printable, require, unknown_name
 from ..server.table import sized_by
 from ..store.files import make_folder, name_for_file, write_atomically
-from ..types import judge_of
-from .bands import Band, curve_band, mean_curve, selections
+from ..types import FloatArray, judge_of
+from .bands import Band, band_of, curve_band, selections
 from .look import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
 from .numbers import Summary
 from .runs import PICTURES, Run, by_sampler
@@ -53,13 +53,6 @@ _STYLE: dict[Any, Any] = {
     "ytick.color": GREY,
     "ytick.labelcolor": INK,
 }
-#: What curves are drawn over.
-OVER = {
-    "round": "rounds",
-    "bytes": "megabytes sent and received",
-    "seconds": "seconds of training",
-    "clock": "seconds of the virtual clock",
-}
 
 
 class Abscissa(NamedTuple):
@@ -71,14 +64,18 @@ class Abscissa(NamedTuple):
     of: Callable[[Run], Any]
     factor: float = 1.0
 
+    def mean(self, runs: Sequence[Run]) -> FloatArray:
+        """Mean over seeds at the rounds of ``curve_band``."""
+        return band_of([(run.round_r, self.factor * self.of(run)) for run in runs]).mean_r
+
 
 #: By the names that users type.
 ABSCISSAE = {
-    "rounds": Abscissa(OVER["round"], lambda run: run.round_r),
+    "rounds": Abscissa("rounds", lambda run: run.round_r),
     "trainings": Abscissa("trainings of clients", lambda run: run.trainings_r),
-    "bytes": Abscissa(OVER["bytes"], lambda run: run.bytes_r, 1e-6),
-    "seconds": Abscissa(OVER["seconds"], lambda run: run.seconds_r),
-    "clock": Abscissa(OVER["clock"], lambda run: run.clock_r),
+    "bytes": Abscissa("megabytes sent and received", lambda run: run.bytes_r, 1e-6),
+    "seconds": Abscissa("seconds of training", lambda run: run.seconds_r),
+    "clock": Abscissa("seconds of the virtual clock", lambda run: run.clock_r),
     "cost": Abscissa("cost of the clients asked", lambda run: run.cost_r),
 }
 #: The axis of clients in ``selections``.
@@ -182,18 +179,16 @@ def draw_curves(
         )
     panels = list[Panel]()
     for name in shown:
-        lines = [_over(line, groups[line.name], ABSCISSAE[name]) for line in drawn]
+        # Over something else than rounds too: the mean over seeds, round by round.
+        lines = [
+            line._replace(band=line.band._replace(round_r=ABSCISSAE[name].mean(groups[line.name])))
+            for line in drawn
+        ]
         caption = "" if panels else panel_title("", runs)
         panels.append(Panel(caption, lines, ABSCISSAE[name].label, judge.title, goal))
     # Shares have the same axis whichever direction is better.
     log_y = not (judge.higher or judge.share)
     return draw_panels(panels, len(panels), note, path, log_y=log_y)
-
-
-def _over(line: Line, runs: Sequence[Run], abscissa: Abscissa) -> Line:
-    """A line over something else than rounds: its mean over seeds, round by round."""
-    x_r = mean_curve([(run.round_r, abscissa.factor * abscissa.of(run)) for run in runs])
-    return line._replace(band=line.band._replace(round_r=x_r))
 
 
 def goal_of(summary: Summary) -> float | None:

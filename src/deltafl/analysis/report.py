@@ -22,10 +22,8 @@ from ..store import write_atomically
 from ..types import Array, Judge, judge_of
 from .bands import (
     Band,
-    band_of,
     client_values,
     curve_band,
-    mean_clock,
     named_clients,
     selections,
     selections_by_size,
@@ -35,8 +33,8 @@ from .look import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .methods import method_of
 from .numbers import Summary
 from .plots import (
+    ABSCISSAE,
     CAPTION,
-    OVER,
     SELECTED_FIRST,
     first_in_colour,
     goal_of,
@@ -122,7 +120,7 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
 
     sections = []
     items = []
-    titles = dict(OVER)
+    titles = {name: over.label for name, over in ABSCISSAE.items()}
     for part in parts:
         titles |= _titles(part)
         figures = _figures(part)
@@ -183,9 +181,6 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
         below["selections"][1] += (
             " Clients in tenths by their size. Band: the middle 80 % of a tenth."
         )
-    over = dict(OVER)
-    if part.runs[0].clock_r is None:
-        del over["clock"]
     paid = cost_headings(summary)
     costs = [["costs of a run", *paid]]
     costs += [[it.sampler, *cost_cells(it, paid)] for it in summary.samplers if it.costs]
@@ -212,7 +207,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
         "figures": below,
         "controls": {
             "metric": _titles(part),
-            "over": over,
+            "over": {name: ABSCISSAE[name].label for name in _recorded(part.runs)},
             "scale": {name: name for name in ("linear", "log y", "log x")},
         },
         "costs": costs,
@@ -363,7 +358,7 @@ def _columns(band: Band) -> Columns:
 
 def _curve_columns(runs: Sequence[Run]) -> Columns:
     """Mean and range of each metric over seeds, and where these evaluations lie in rounds,
-    megabytes and seconds.
+    megabytes, seconds and so on.
     """
     columns = _columns(curve_band(runs, runs[0].metric))
     for metric in metrics_of(runs):
@@ -373,12 +368,14 @@ def _curve_columns(runs: Sequence[Run]) -> Columns:
             f"{metric}_low": band.low_r,
             f"{metric}_high": band.high_r,
         }
-    columns["round"] = band.round_r
-    columns["bytes"] = band_of([(run.round_r, run.bytes_r / 1e6) for run in runs]).mean_r
-    columns["seconds"] = band_of([(run.round_r, run.seconds_r) for run in runs]).mean_r
-    if runs[0].clock_r is not None:
-        columns["clock"] = mean_clock(runs)
-    return columns
+    return columns | {name: ABSCISSAE[name].mean(runs) for name in _recorded(runs)}
+
+
+def _recorded(runs: Sequence[Run]) -> list[str]:
+    """What the curves of these runs can be drawn over."""
+    return [
+        name for name, over in ABSCISSAE.items() if all(over.of(run) is not None for run in runs)
+    ]
 
 
 def _narrowed(column: Array) -> Array:

@@ -14,7 +14,7 @@ from ..errors import require
 from ..types import BoolArray, FloatArray, IntArray
 from .runs import Fairness, Run
 
-#: Evaluations in the moving average, and in the mean of the best ones.
+#: Evaluations in the mean of the best ones.
 WINDOW = 5
 CONFIDENCE = 0.95
 
@@ -63,17 +63,6 @@ def late_after(num_rounds: int, least: int = WINDOW) -> int:
     return num_rounds - max(least, -(-4 * num_rounds // 100))
 
 
-def moving_average(value_r: FloatArray) -> FloatArray:
-    """Mean of each evaluation and the 4 before it, (r,); NaN for the first 4, and where one of
-    the five is NaN.
-    """
-    before_r = np.full(WINDOW - 1, np.nan)
-    padded_r = np.append(before_r, value_r)
-    window_rk = np.lib.stride_tricks.sliding_window_view(padded_r, WINDOW)
-    average_r: FloatArray = window_rk.mean(axis=1)
-    return average_r
-
-
 def first_reach(value_r: FloatArray, threshold: float, higher: bool) -> int | None:
     """Index of the first evaluation with value >= threshold (or <= if lower is better); None if
     there is none.
@@ -86,12 +75,9 @@ def first_reach(value_r: FloatArray, threshold: float, higher: bool) -> int | No
     return int(np.argmax(reached_r))
 
 
-def reach(run: Run, threshold: float, smoothed: bool = False) -> int | None:
-    """Index of the first evaluation of a run that reaches the threshold, by itself or by the
-    5-evaluation mean.
-    """
-    value_r = moving_average(run.value_r) if smoothed else run.value_r
-    return first_reach(value_r, threshold, run.judge.higher)
+def reach(run: Run, threshold: float) -> int | None:
+    """Index of the first evaluation of a run that reaches the threshold."""
+    return first_reach(run.value_r, threshold, run.judge.higher)
 
 
 def area_under(run: Run, horizon: int) -> float:

@@ -46,5 +46,4 @@ from .tune import Search as Search
 from .tune import Trial as Trial
 from .tune import TuneSettings as TuneSettings
 from .tune import mean_score as mean_score
-from .tune import rounds_to_threshold as rounds_to_threshold
 from .tune import tune_rates as tune_rates

@@ -198,20 +198,6 @@ def mean_score(scores: Sequence[Score]) -> Score:
     return Score(*(float(np.mean(column)) for column in zip(*scores, strict=True)))
 
 
-def rounds_to_threshold(
-    run: Run,
-    threshold: float,
-    smoothed: bool = False,
-) -> float | None:
-    """Rounds to the threshold, that of a census included; None for never, and for a run that
-    diverged at any time.
-    """
-    if run.diverged is not None:
-        return None
-    at = reach(run, threshold, smoothed)
-    return None if at is None else float(rounds_until(run, at))
-
-
 class TuneSettings(CompareSettings):
     """A comparison whose learning rates are tuned first."""
 
@@ -276,12 +262,13 @@ class TuneSettings(CompareSettings):
         # A missing share counts as 0 in the area already; another missing number is the worst.
         if not np.isfinite(area):
             area = np.inf
-        reached: float | None = 0.0
+        needed = 0.0
         if self.threshold is not None:
-            reached = rounds_to_threshold(run, self.threshold)
-        if reached is None or run.diverged is not None:
-            reached = NEVER * rounds
-        return Score(reached, area)
+            at = reach(run, self.threshold)
+            needed = NEVER * rounds if at is None else float(rounds_until(run, at))
+        if run.diverged is not None:
+            needed = NEVER * rounds
+        return Score(needed, area)
 
     def comparison(self, rates: Mapping[str, Mapping[str, float]]) -> CompareSettings:
         """The comparison with these rates, on the test set."""

@@ -29,7 +29,6 @@ from .models import softmax_regression as softmax_regression
 from .models import two_layer_cnn as two_layer_cnn
 from .own import load_own as load_own
 from .partitions import PARTITIONS as PARTITIONS
-from .partitions import hold_out_by_owner as hold_out_by_owner
 from .partitions import make_partition as make_partition
 from .registry import TaskSpec as TaskSpec
 from .registry import find_task as find_task

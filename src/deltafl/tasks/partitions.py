@@ -1,5 +1,4 @@
-"""Who holds which example: the partitions, and test sets that are cut from the examples of each
-owner.
+"""Who holds which example: the partitions.
 
 No example belongs to two clients, no client is empty, and the rows of a client are sorted. Every
 example belongs to a client, except for N mod m of them with ``hsu2019``, whose clients are equal,
@@ -33,10 +32,6 @@ AnyPartition: TypeAlias = str | Any
 
 #: ``quantity``: 10 % of the clients own 90 % of the data.
 SMALL_SHARE = 0.1
-
-#: Of each owner's examples the 5th, 15th, 25th, ... are for the test.
-TEST_EVERY = 10
-TEST_FIRST = 4
 
 
 def iid(
@@ -603,39 +598,6 @@ def clients_of_tests(
     client_of = {int(owner_e[rows[0]]): client for client, rows in enumerate(client_rows)}
     test_owners = dataset.test_columns[owner].tolist()
     return np.array([client_of.get(owner, -1) for owner in test_owners], np.int64)
-
-
-def hold_out_by_owner(
-    whole: Dataset,
-    column: str,
-    owner_e: IntArray,
-    fewest: int = 1,
-    most: int | None = None,
-) -> Dataset:
-    """Cut a test set from the examples of each owner; deterministic, hence the same for every seed.
-
-    Owners (``owner_e``, int64 (N,)) with fewer than ``fewest`` of the training examples in
-    ``whole`` are left out; of the others the first ``most`` are used, all if None. Of these the
-    5th, 15th, 25th, ... are for the test.
-
-    Raises:
-        DeltaflError: If no owner has an example for the test.
-    """
-    used = [rows[:most] for rows in rows_by_key(owner_e) if len(rows) >= fewest]
-    test_e = np.zeros(len(owner_e), np.bool_)
-    for rows in used:
-        test_e[rows[TEST_FIRST::TEST_EVERY]] = True
-    if not test_e.any():
-        raise DeltaflError(
-            f"{whole.name}: no {column} has {max(fewest, TEST_FIRST + 1)} examples or more"
-        )
-    row_e = np.sort(np.concatenate(used))
-    # Rows of owners that are left out are in neither part.
-    train = row_e[~test_e[row_e]]
-    return replace(whole, columns={column: owner_e}).split(
-        train,
-        np.flatnonzero(test_e),
-    )
 
 
 def rows_by_key(key_e: IntArray) -> list[IntArray]:
