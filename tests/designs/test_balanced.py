@@ -15,9 +15,9 @@ from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probab
 from deltafl.designs import balanced
 from deltafl.designs.anticluster import anticluster
 from deltafl.designs.exact import Support, every_path, support
-from deltafl.estimators.variance import estimate_variance
 from deltafl.types import FloatArray
 from tools.samplers import joint_expectations
+from tools.variance import estimate_variance
 
 DRAWS = {"local-pivotal": balanced.local_pivotal, "cube": balanced.cube, "anticluster": anticluster}
 NAMES = list(DRAWS)

@@ -18,8 +18,8 @@ from deltafl import (
 from deltafl.designs.exact import support
 from deltafl.designs.inclusion import inclusion_probabilities
 from deltafl.estimators.own import OwnControlState
-from deltafl.estimators.variance import estimate_variance
 from deltafl.scale.persistent_array import PersistentArray
+from tools.variance import estimate_variance
 
 SIZES = [10, 12, 14, 16, 18, 20]
 

@@ -13,7 +13,6 @@ from conftest import all_replies
 from deltafl import DeltaflError, Plan, Population, Reports, Sampler, init_round, make_plan
 from deltafl import make_sampler as make
 from deltafl.designs.exact import every_cohort
-from deltafl.estimators.variance import estimate_variance
 from deltafl.samplers.base import State
 from deltafl.samplers.urns import (
     ClusteredBySimilarity,
@@ -25,6 +24,7 @@ from deltafl.samplers.ward import angles, ward_tree
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray
 from tools.samplers import SIX, cohort_of, counts, mean_counts
+from tools.variance import estimate_variance
 
 
 def test_urns_by_size_by_hand() -> None:

@@ -5,11 +5,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..moves import Moves
 from ..scale.numerics import weighted_sum
-from ..types import FloatArray, IntArray, Params, Population, Replies
-from .control_variates import InStretches, Learner, learns_nothing
-from .value import ControlValue, Reader
+from ..types import FloatArray, Params, Population, Replies
+from .control_variates import Learner, OneForAll, learns_nothing
+from .value import ControlValue
 
 
 class CommonControlState(NamedTuple):
@@ -19,21 +18,16 @@ class CommonControlState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CommonControl(InStretches):
+class CommonControl(OneForAll):
     """One c for all clients: c <- memory c + (1 - memory) (Hajek mean of the round), memory in
     [0, 1).
     """
 
     memory: float = 0.7
     ranges: ClassVar = {"memory": "[0, 1)"}
-    learns_from_sums = True
 
     def init(self, population: Population, num_params: int) -> CommonControlState:
         return CommonControlState(np.zeros(num_params))
-
-    def reader(self, state: CommonControlState, client_n: IntArray) -> Reader:
-        # The weights sum to 1, so that the weighted sum of equal c is c.
-        return ControlValue(state.control_d, state.control_d[None]).part
 
     def learner(
         self,
@@ -54,6 +48,3 @@ class CommonControl(InStretches):
             control_d[part] = self.memory * before_b + (1 - self.memory) * mean_b
 
         return Learner(learn, lambda _: CommonControlState(control_d))
-
-    def resized(self, state: CommonControlState, moves: Moves) -> CommonControlState:
-        return state

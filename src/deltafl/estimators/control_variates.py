@@ -199,6 +199,20 @@ def learns_nothing(state: Any) -> Learner:
     return Learner(lambda *_: None, lambda _: state)
 
 
+class OneForAll(InStretches):
+    """Base class of those with one c for all clients, which is all that they remember."""
+
+    learns_from_sums = True
+
+    def reader(self, state: Any, client_n: IntArray) -> Reader:
+        (common_d,) = state
+        # The weights sum to 1, so that the weighted sum of equal c is c.
+        return ControlValue(common_d, common_d[None]).part
+
+    def resized(self, state: Any, moves: Moves) -> Any:
+        return state
+
+
 class NoControlState(NamedTuple):
     """Holds the number of parameters only."""
 
@@ -206,19 +220,11 @@ class NoControlState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NoControl(InStretches):
+class NoControl(OneForAll):
     """c = 0: the plain estimators."""
-
-    learns_from_sums = True
 
     def init(self, population: Population, num_params: int) -> NoControlState:
         return NoControlState(np.zeros(num_params))
 
-    def reader(self, state: NoControlState, client_n: IntArray) -> Reader:
-        return ControlValue(state.zero_d, state.zero_d[None]).part
-
     def learner(self, state: NoControlState, *_: object) -> Learner:
         return learns_nothing(state)
-
-    def resized(self, state: NoControlState, moves: Moves) -> NoControlState:
-        return state

@@ -36,8 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..scale.numerics import inner, product, weighted_sum
-from ..scale.stretches import over_stretches
-from ..types import ALWAYS, NOBODY, BoolArray, FloatArray, Floats, IntArray, Replies
+from ..types import ALWAYS, NOBODY, BoolArray, FloatArray, IntArray, Replies
 
 
 class Between(NamedTuple):
@@ -125,33 +124,10 @@ class VarianceForm(NamedTuple):
         return max(whole, 0.0)
 
 
-def estimate_variance(
-    replies: Replies,
-    residual_nd: Floats,
-) -> float:
-    """Estimate E norm(D - E D)^2 over draws and replies, in squared update units, from the l_i, (n,
-    d).
-
-    NaN if one cohort is not enough: fewer than two replies of clients that were not certain, or
-    unknown expectations.
-    """
-    form = variance_form(replies)
-    if form is None:
-        return float("nan")
-    n, d = residual_nd.shape
-
-    def look(part: slice) -> FloatArray:
-        part_nb = np.asarray(residual_nd[:, part], np.float64)
-        common_b = part_nb.sum(axis=0) / max(n, 1)
-        part_nb = part_nb - common_b
-        return form.sums(part_nb, inner(part_nb, part_nb), common_b)
-
-    # Of two stages there is a row more.
-    return form.total(np.sum(over_stretches(look, d, n), axis=0))
-
-
 def variance_form(replies: Replies) -> VarianceForm | None:
-    """The formula above that fits a cohort; None where there is none."""
+    """The formula above that fits a cohort; None where one cohort is not enough: fewer than two
+    replies of clients that were not certain, or unknown expectations.
+    """
     if len(replies.selected.stage_n):
         return _two_stages(replies)
     return _one_stage(replies)
