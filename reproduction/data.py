@@ -260,7 +260,7 @@ def load_mnist(data_dir: Path | None = None) -> tasks.Dataset:
         arrays[f"{theirs}-images-idx3-ubyte"] = found[f"{ours}_x"]
         arrays[f"{theirs}-labels-idx1-ubyte"] = found[f"{ours}_y"]
     writer = found["train_writer"].astype(np.int64)
-    return tasks.idx_dataset("mnist", arrays, path, {"writer": writer})
+    return replace(tasks.idx_dataset("mnist", arrays, path), columns={"writer": writer})
 
 
 _KNOWN = tasks.known_tasks()

@@ -15,7 +15,7 @@ from ..audit.control import check_control
 from ..audit.methods import AuditRow, KnownUpdates, Subject
 from ..audit.methods import audit as audit_methods
 from ..audit.mse_bounds import least_mse
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line, log
+from ..errors import OWN_ERRORS, DeltaflError, explained, in_one_line, log
 from ..estimators.table import find_estimator
 from ..samplers.base import RunFacts
 from ..samplers.label import base_name, make_sampler, parse_label, split_labels
@@ -171,14 +171,8 @@ def _check_own(label: str, facts: RunFacts) -> None:
     # ``check_sampler`` would need an oracle that knows its clients.
     if sampler.needs_oracle:
         return
-    try:
+    with explained(label, cure=f" ({_UNEQUAL}; see docs/how-to/add-a-method.md)"):
         check_sampler(sampler)
-    except DeltaflError:
-        raise
-    except Exception as error:  # whatever the user's own code raises
-        raise DeltaflError(
-            f"{label}: {in_one_line(error)} ({_UNEQUAL}; see docs/how-to/add-a-method.md)"
-        ) from error
 
 
 def _check_own_control(estimator: str) -> None:

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    model_validator,
+)
 
 from ..analysis.runs import PICTURES, Fairness, Run
 from ..analysis.statistics import fairness_of
@@ -71,6 +77,9 @@ OF_CLIENTS = ("client", "stratum", "examples", "draws")
 
 #: A column of numbers; null where one does not exist.
 Column = Annotated[list[float | None], BeforeValidator(plain_json)]
+#: The same, written with as many digits as are looked at.
+Rounded = Annotated[Column, PlainSerializer(lambda column: _rounded(column, 6))]
+Probed = Annotated[Column, PlainSerializer(lambda column: _rounded(column, 5))]
 
 
 class Job(NamedTuple):
@@ -100,15 +109,15 @@ class RunRecord(BaseModel):
     judges: list[Judge] = []  #: how metrics beside accuracy and loss are read
     environment: Json
     round: list[Round]
-    accuracy: Column
-    client_accuracy: Column = []
-    clock: Column = []
+    accuracy: Rounded
+    client_accuracy: Rounded = []
+    clock: Rounded = []
     fairness: Fairness | None = None
-    loss: Column
-    seconds: Column
-    cpu_seconds: Column
+    loss: Rounded
+    seconds: Rounded
+    cpu_seconds: Rounded
     bytes: Column
-    client_seconds: Column = []
+    client_seconds: Rounded = []
     bytes_up: Column = []
     trainings: Column = []
     cost: Column = []
@@ -119,8 +128,8 @@ class RunRecord(BaseModel):
     diverged: int | None = None
     diverged_why: str = ""
     stopped_why: str = ""
-    probes: dict[str, Column] = {}
-    others: dict[str, Column] = {}  #: the curves of these metrics
+    probes: dict[str, Probed] = {}
+    others: dict[str, Rounded] = {}  #: the curves of these metrics
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -470,21 +479,9 @@ def require_same(recorded: Json, job: Job, place: Path) -> None:
 def record_line(record: RunRecord) -> str:
     """A record as one line of JSON, its numbers rounded to what is looked at."""
     fields = record.model_dump(mode="json")
-    for name in (
-        "accuracy",
-        "client_accuracy",
-        "clock",
-        "loss",
-        "seconds",
-        "cpu_seconds",
-        "client_seconds",
-    ):
-        fields[name] = _rounded(fields[name], 6)
     fields["fairness"] = record.fairness and {
         name: _finer(record.metric, number, round(number, 4)) for name, number in record.fairness
     }
-    fields["probes"] = {name: _rounded(column, 5) for name, column in fields["probes"].items()}
-    fields["others"] = {name: _rounded(column, 6) for name, column in fields["others"].items()}
     if not record.judges:
         del fields["judges"], fields["others"]
     if not record.cost:

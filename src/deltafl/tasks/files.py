@@ -21,7 +21,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError, log, require
+from ..errors import DeltaflError, explained, log, require
 from ..store.files import make_folder, no_empty_folder, opened, remove
 from ..store.room import free_ram, human, require_ram
 from ..types import Array
@@ -319,20 +319,16 @@ def read_arrays(
     """Read some arrays of a NumPy archive (NPZ), or all of them; pickles and missing ones are a
     ``DeltaflError``.
     """
-    try:
-        # Opened here, for NumPy leaves its own file open if the archive is broken.
-        with opened(path, users=True) as file:
-            archive = np.load(file, allow_pickle=False)
-            require_ram(sum(entry.file_size for entry in archive.zip.infolist()))
-            return {key: np.asarray(archive[key]) for key in keys or archive.files}
-    except DeltaflError:
-        raise
-    # NumPy and zipfile raise a dozen kinds, MemoryError and RuntimeError among them.
-    except Exception as error:
-        wanted = ", ".join(keys or ("plain arrays",))
-        raise DeltaflError(
-            f"{path} is not an NPZ archive of {wanted}: {type(error).__name__}: {error}"
-        ) from error
+    wanted = ", ".join(keys or ("plain arrays",))
+    # NumPy and zipfile raise a dozen kinds, MemoryError and RuntimeError among them. Opened here,
+    # for NumPy leaves its own file open if the archive is broken.
+    with (
+        explained(f"{path} is not an NPZ archive of {wanted}"),
+        opened(path, users=True) as file,
+    ):
+        archive = np.load(file, allow_pickle=False)
+        require_ram(sum(entry.file_size for entry in archive.zip.infolist()))
+        return {key: np.asarray(archive[key]) for key in keys or archive.files}
 
 
 def cached_images(

@@ -98,17 +98,10 @@ def _read_file(
     if not path.is_file():
         raise DeltaflError(f"there is no table {path}")
     usual = separator_of(path.name)
-    try:
+    with explained(f"{path.name} cannot be read as a table"):
         if usual is not None:
             return _read_text(path, sep or usual, encoding, texts)
         return _FILES[path.suffix.lower()](path)
-    except DeltaflError:
-        raise
-    # pyarrow's errors are of these kinds, too.
-    except (ValueError, TypeError, OSError, EOFError, NotImplementedError) as error:
-        raise DeltaflError(
-            f"{path.name} cannot be read as a table: {in_one_line(error)}"
-        ) from error
 
 
 def _read_text(

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DeltaflError, MissingExtraError
-from ..types import IntArray
+from ..errors import DeltaflError, MissingExtraError, explained
 from .dataset import Dataset
 from .files import (
-    BROKEN,
     CIFAR_ARCHIVE,
     SOURCES,
     TEST_IMAGES,
@@ -85,7 +83,6 @@ def idx_dataset(
     name: str,
     arrays: Mapping[str, Bytes],
     origin: Path,
-    columns: Mapping[str, IntArray] | None = None,
 ) -> Dataset:
     """``mnist`` or ``fashion-mnist`` of the arrays of its four IDX files, by the names of the
     files, from ``origin``.
@@ -113,15 +110,17 @@ def idx_dataset(
         test_x=arrays[TEST_IMAGES][:, np.newaxis],
         test_y=arrays[TEST_LABELS].astype(np.int64),
         num_classes=10,
-        columns=columns or {},
     )
 
 
 def read_idx(path: Path) -> Bytes:
     """The array of an IDX file of unsigned bytes, gzipped or not."""
-    try:
-        with unpacked(path, LARGEST) as file:
-            content = file.read()
+    cure = "; remove it and fetch it again"
+    with (
+        explained(f"{path} is no whole IDX file of bytes", cure=cure),
+        unpacked(path, LARGEST) as file,
+    ):
+        content = file.read()
         if content[:3] != IDX_BYTES:
             raise ValueError(f"it starts with {content[:3].hex()!r}")
         # IDX is big-endian.
@@ -131,10 +130,6 @@ def read_idx(path: Path) -> Bytes:
             np.uint8,
             offset=4 + 4 * len(shape),
         ).reshape(shape)
-    except (*BROKEN, IndexError, struct.error, ValueError) as error:
-        raise DeltaflError(
-            f"{path} is no whole IDX file of bytes: {error}; remove it and fetch it again"
-        ) from error
 
 
 def idx_sha256(array: Bytes) -> str:
@@ -165,15 +160,16 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
         lambda folder: find_file(folder, CIFAR_ARCHIVE),
     )
     files = {}
-    try:
-        with unpacked(path, LARGEST) as file, tarfile.open(fileobj=file, mode="r|") as archive:
-            for member in archive:
-                content = archive.extractfile(member)
-                if content is not None:  # a folder has none
-                    # By its last name, in whatever folder of the archive it is.
-                    files[Path(member.name).name] = np.frombuffer(content.read(), np.uint8)
-    except (*BROKEN, tarfile.TarError) as error:
-        raise DeltaflError(f"{path} is not a whole tar archive: {error}") from error
+    with (
+        explained(f"{path} is not a whole tar archive"),
+        unpacked(path, LARGEST) as file,
+        tarfile.open(fileobj=file, mode="r|") as archive,
+    ):
+        for member in archive:
+            content = archive.extractfile(member)
+            if content is not None:  # a folder has none
+                # By its last name, in whatever folder of the archive it is.
+                files[Path(member.name).name] = np.frombuffer(content.read(), np.uint8)
     batches = []
     for name in CIFAR_FILES:
         batch = files.get(name, np.zeros(0, np.uint8))

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from ..errors import DeltaflError, require
+from ..errors import DeltaflError, explained, require
 from ..store import checked, read_json
 from ..store.files import opened
 from ..store.room import require_ram
@@ -189,24 +189,17 @@ def _h5_shares(path: Path) -> Iterator[Share]:
     require("h5py", "data")
     import h5py
 
-    try:
-        with opened(path, users=True) as content, h5py.File(content, "r") as file:
-            for writer, group in file["examples"].items():
-                # Before they are read: a small file can say that it unpacks to any size.
-                require_ram(group["pixels"].nbytes + group["label"].nbytes)
-                label = group["label"][()]
-                yield Share(
-                    path,
-                    writer,
-                    group["pixels"][()].reshape(len(label), -1),
-                    label,
-                )
-    except DeltaflError:
-        raise
-    except Exception as error:  # a damaged file raises a dozen kinds
-        raise DeltaflError(
-            f"{path} is not TensorFlow Federated's FEMNIST in HDF5: {error}"
-        ) from error
+    # A damaged file raises a dozen kinds.
+    with (
+        explained(f"{path} is not TensorFlow Federated's FEMNIST in HDF5"),
+        opened(path, users=True) as content,
+        h5py.File(content, "r") as file,
+    ):
+        for writer, group in file["examples"].items():
+            # Before they are read: a small file can say that it unpacks to any size.
+            require_ram(group["pixels"].nbytes + group["label"].nbytes)
+            label = group["label"][()]
+            yield Share(path, writer, group["pixels"][()].reshape(len(label), -1), label)
 
 
 def _handwriting(share: Share) -> tuple[Bytes, IntArray]:
