@@ -267,38 +267,44 @@ class Scored(Sampler):
         )
 
 
-def cheaper_first(
-    score_m: FloatArray,
-    population: Population,
-    per_second: bool,
-    per_cost: bool,
-) -> FloatArray:
-    """The scores, or with one of the options those that are best for a given total of seconds or
+class Priced(Scored):
+    """Base class of those whose scores can be made the best ones for a given total of seconds or
     costs (``designs/cost.py``).
-
-    Raises:
-        DeltaflError: If both are wanted, or the population does not know the seconds or costs.
     """
-    if not (per_second or per_cost):
-        return score_m
-    if per_second and per_cost:
-        raise DeltaflError(
-            "per_second and per_cost are two prices of one client: leave out one, or give "
-            "cost_m that has both"
-        )
-    if per_second and population.seconds_m is None:
-        raise DeltaflError(
-            "per_second needs the expected seconds of each client's round: write "
-            "population._replace(seconds_m=...), or in the simulator speeds='lognormal'"
-        )
-    if per_cost and population.cost_m is None:
-        raise DeltaflError(
-            "per_cost needs what a round of each client costs: write Population.from_sizes(sizes, "
-            "cost=costs), in the simulator client_costs='FILE.csv', or in a federation costs=True"
-        )
-    cost_m = population.seconds_m if per_second else population.cost_m
-    assert cost_m is not None  # as was seen above
-    return by_cost(score_m, cost_m)
+
+    per_second: bool
+    per_cost: bool
+
+    def check(self, population: Population) -> None:
+        self.cheaper_first(population.weight_m, population)
+
+    def cheaper_first(self, score_m: FloatArray, population: Population) -> FloatArray:
+        """The scores, or with one of the options those for that total.
+
+        Raises:
+            DeltaflError: If both are wanted, or the population does not know the seconds or costs.
+        """
+        if not (self.per_second or self.per_cost):
+            return score_m
+        if self.per_second and self.per_cost:
+            raise DeltaflError(
+                "per_second and per_cost are two prices of one client: leave out one, or give "
+                "cost_m that has both"
+            )
+        if self.per_second and population.seconds_m is None:
+            raise DeltaflError(
+                "per_second needs the expected seconds of each client's round: write "
+                "population._replace(seconds_m=...), or in the simulator speeds='lognormal'"
+            )
+        if self.per_cost and population.cost_m is None:
+            raise DeltaflError(
+                "per_cost needs what a round of each client costs: write "
+                "Population.from_sizes(sizes, cost=costs), in the simulator "
+                "client_costs='FILE.csv', or in a federation costs=True"
+            )
+        cost_m = population.seconds_m if self.per_second else population.cost_m
+        assert cost_m is not None  # as was seen above
+        return by_cost(score_m, cost_m)
 
 
 def for_design(score_m: FloatArray, design: str) -> Scores:

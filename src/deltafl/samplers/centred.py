@@ -26,7 +26,7 @@ from ..types import (
     Sizes,
     Within,
 )
-from .base import ZERO, Scored, cheaper_first, replied, with_rows
+from .base import ZERO, Priced, replied, with_rows
 from .census import Census
 
 _PRIOR_VISITS = 5  # the weight of the prior 1/2, in second visits
@@ -61,7 +61,7 @@ class CentredState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Centred(Scored):
+class Centred(Priced):
     """Draws by the predicted norm of each client's residual, from its earlier visits.
 
     Attributes:
@@ -114,14 +114,11 @@ class Centred(Scored):
         # Other designs would not look at the sketches.
         return self.sketch * find_design(self.design).uses_values
 
-    def check(self, population: Population) -> None:
-        cheaper_first(population.weight_m, population, self.per_second, self.per_cost)
-
     def init(self, population: Population) -> CentredState:
         m = population.num_clients
         return CentredState(
             weight_m=population.weight_m,
-            factor_m=cheaper_first(population.weight_m, population, self.per_second, self.per_cost),
+            factor_m=self.cheaper_first(population.weight_m, population),
             prior_m=np.ones(m),
             first_m=np.full(m, np.nan),
             square_m=np.full(m, np.nan),

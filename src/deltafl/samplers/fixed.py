@@ -7,7 +7,7 @@ import numpy as np
 
 from ..designs.table import drawn_once
 from ..types import BoolArray, Cohort, Oracle, Population, Rng
-from .base import Sampler, Scored, Scores, cheaper_first, for_design
+from .base import Priced, Sampler, Scores, for_design
 
 
 class FixedState(NamedTuple):
@@ -39,7 +39,7 @@ class Full(Sampler):
 
 
 @dataclass(frozen=True)
-class Fixed(Scored):
+class Fixed(Priced):
     """Constant scores: equal (``uniform``, ``fedavg``) or the weights w_i (``md``, ``md-fixed``).
 
     ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx). With
@@ -55,15 +55,12 @@ class Fixed(Scored):
     def draws_equally(self) -> bool:
         return not (self.by_weight or self.per_second or self.per_cost)
 
-    def check(self, population: Population) -> None:
-        cheaper_first(population.weight_m, population, self.per_second, self.per_cost)
-
     def init(self, population: Population) -> FixedState:
         score_m = np.ones(population.num_clients)
         if self.by_weight:
             # A copy, as a tree owns its array.
             score_m = population.weight_m.copy()
-        score_m = cheaper_first(score_m, population, self.per_second, self.per_cost)
+        score_m = self.cheaper_first(score_m, population)
         return FixedState(for_design(score_m, self.design))
 
     def scores(
