@@ -21,6 +21,7 @@ from deltafl.analysis.statistics import (
     ratio_of_means,
     side_of,
 )
+from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray
 
 Status = Literal["shown", "contradicted", "open", "no interval"]
@@ -195,6 +196,15 @@ def late_loss(y: str) -> Measure:
     return Measure(y.replace("-", " "), "difference", False, value, failed="diverged")
 
 
+def probed(run: Run, name: str) -> FloatArray:
+    """A column of ``Run.probes``; a ``DeltaflError`` if it was not measured."""
+    if name not in run.probes:
+        raise DeltaflError(
+            f"run {run.sampler}, seed {run.seed} has no column {name!r}; it was run without it"
+        )
+    return run.probes[name]
+
+
 def late_probe(title: str, column: str) -> Measure:
     """Mean of a probe column over the second half of the rounds, geometric where all numbers are
     above 0.
@@ -208,7 +218,7 @@ def late_probe(title: str, column: str) -> Measure:
 
 def second_half(run: Run, column: str) -> FloatArray:
     """The numbers of a probe column in the second half of the run's rounds, without holes."""
-    value_r = run.probe(column)
+    value_r = probed(run, column)
     # Probes have their own rounds: they need not be measured in every round.
     round_r = run.probes.get("round", np.arange(len(value_r)))
     first, last = round_r[[0, -1]]

@@ -25,6 +25,7 @@ from .measures import (
     late_loss,
     late_probe,
     mean_sd,
+    probed,
     rounds_to,
     second_half,
 )
@@ -396,7 +397,7 @@ def _probe_cells(group: Group, row: Row, view: View) -> Iterator[dict[str, Any]]
         cell = _probe_cell(group, row, title, [second_half(run, column) for run in runs])
         if column in view.bounds:
             low, high = view.bounds[column]
-            every = np.concatenate([run.probe(column) for run in runs])
+            every = np.concatenate([probed(run, column) for run in runs])
             every = every[np.isfinite(every)]
             within = int(np.sum((every >= low) & (every <= high)))
             cell |= {"bounds": f"{low:g} to {high:g}", "measured": len(every), "within": within}
@@ -420,7 +421,7 @@ def _probe_cell(group: Group, row: Row, title: str, late_s: Sequence[FloatArray]
 
 def _ratio(run: analysis.Run, high: str, low: str) -> FloatArray:
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio_r = run.probe(high) / run.probe(low)
+        ratio_r = probed(run, high) / probed(run, low)
     return second_half(run._replace(probes={**run.probes, "ratio": ratio_r}), "ratio")
 
 
@@ -452,7 +453,7 @@ def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
     panels = []
     for group, (title, column) in product(groups, view.columns.items()):
         curves_s = [
-            [(run.probe("round").astype(int), run.probe(column)) for run in row.runs.values()]
+            [(probed(run, "round").astype(int), probed(run, column)) for run in row.runs.values()]
             for row in group.rows
         ]
         lines = lines_of(group.rows, looks, [analysis.band_of(curves) for curves in curves_s])

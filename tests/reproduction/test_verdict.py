@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from deltafl.analysis import Run
+from deltafl.errors import DeltaflError
 from reproduction.groups import Group, Row
 from reproduction.measures import (
     Measure,
@@ -20,6 +21,7 @@ from reproduction.measures import (
     late_loss,
     late_probe,
     moving_average,
+    probed,
     reach,
     rounds_to,
 )
@@ -297,3 +299,9 @@ def test_reach_of_a_run_by_one_evaluation_and_by_the_mean_of_five() -> None:
         9,
     )  # windows ending there have means .68 and .8
     assert reach(run, 0.95) is None
+
+
+def test_a_column_that_was_not_measured_is_named() -> None:
+    run = make_run("a", 0, 1)
+    with pytest.raises(DeltaflError, match="no column 'norm_min'"):
+        probed(run, "norm_min")

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from ..errors import DeltaflError
 from ..types import FloatArray, IntArray, Judge, judge_of
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -125,15 +124,6 @@ class Run(NamedTuple):
             return np.full(len(self.draws_m), np.nan)
         mean_m: FloatArray = self.value_km.mean(axis=0)
         return mean_m
-
-    def probe(self, name: str) -> FloatArray:
-        """A column of ``probes``; a ``DeltaflError`` if it was not measured."""
-        if name not in self.probes:
-            raise DeltaflError(
-                f"run {self.sampler}, seed {self.seed} has no column {name!r}; it was run without "
-                "it"
-            )
-        return self.probes[name]
 
 
 def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:
