@@ -72,6 +72,46 @@ def test_kinds_of_a_module_and_of_its_patterns() -> None:
     assert set(only.names("frozen")) == {e.name for e in only.entries} - set(only.trained)
 
 
+def named(parameter: str, buffer: str) -> Any:
+    model = nn.Module()
+    model.layer = nn.Linear(2, 1)
+    model.register_parameter(parameter, nn.Parameter(torch.ones(4)))
+    model.register_buffer(buffer, torch.ones(3))
+    return model
+
+
+def wrapped(inside: Any) -> Any:
+    """Its state dict has the names of the module inside."""
+    model = nn.Module()
+    model.inside = inside
+    model.state_dict = inside.state_dict
+    model.load_state_dict = inside.load_state_dict
+    return model
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, wrapped])
+@pytest.mark.parametrize(
+    "name", ["moving_mean", "running_var", "my_extra_state", "num_batches_tracked"]
+)
+def test_a_module_tells_parameters_from_buffers_whatever_their_names(
+    name: str, wrap: Callable[[Any], Any]
+) -> None:
+    model = wrap(named(name, "weight"))
+    assert {entry.name: entry.kind for entry in ModelParts.of(model).entries} == {
+        name: "trained",
+        "weight": "buffer",
+        "layer.weight": "trained",
+        "layer.bias": "trained",
+    }
+    moved = deltafl.unflatten(np.arange(7.0), model)
+    assert moved.state_dict()[name].tolist() == [0, 1, 2, 3]
+    kinds = {entry.name: entry.kind for entry in ModelParts.of(model, buffers=[name]).entries}
+    assert kinds[name] == "buffer"
+    model.requires_grad_(False)
+    with pytest.raises(DeltaflError, match="no floating-point array to train"):
+        deltafl.flatten(model)
+
+
 def test_adapters_are_known_by_the_names_that_peft_gives_them() -> None:
     arrays = {
         "base.q.weight": np.ones((2, 2)),

@@ -37,7 +37,7 @@ Patterns = str | Sequence[str]
 LARGEST_ENTRY = 1e18
 
 #: Name patterns of floating-point arrays that are statistics, not parameters: those of batch
-#: normalisation. The buffers of a torch module are known without their names.
+#: normalisation. The buffers and parameters of a torch module are known without their names.
 BUFFERS = ("*running_mean", "*running_var", "*moving_mean", "*moving_variance")
 _VARIANCES = ("*running_var", "*moving_variance")
 
@@ -49,7 +49,7 @@ MEANS = ("buffer", "counter")
 #: What goes from the server to clients and back.
 SENT = ("trained", *MEANS, "constant")
 
-#: How the name of a module's own state beside its arrays ends in a state dict.
+#: The last part of the name of a module's own state beside its arrays in a state dict.
 _EXTRA = "_extra_state"
 
 #: Bytes of a number that a client may send.
@@ -268,29 +268,19 @@ class NamedArrays(NamedTuple):
     arrays: Arrays
     tensors: dict[Any, Any]  #: as they were given
     same_as: dict[str, str]  #: of a tensor's further names the first
-    statistics: frozenset[str]  #: buffers of a module
-    without_gradient: frozenset[str]  #: parameters of a module that are frozen
+    statistics: frozenset[str] = frozenset()  #: buffers of a module
+    parameters: frozenset[str] = frozenset()  #: parameters of a module
+    without_gradient: frozenset[str] = frozenset()  #: those that are frozen
 
     @classmethod
     def of(cls, model: Any) -> "NamedArrays":
         """Read a module, a state dict or a list; an array that cannot be read is a
         ``DeltaflError`` with its name.
         """
-        statistics = frozenset[str]()
-        without_gradient = frozenset[str]()
         # Optimizers have a state dict, too, and a class has no arrays.
         if hasattr(model, "named_buffers") and not isinstance(model, type):
-            # Detached tensors would neither be one where weights are tied, nor know their gradient.
-            state = model.state_dict(keep_vars=True)
-            # What get_extra_state adds is no array: it stays as the module has it.
-            tensors = {name: part for name, part in state.items() if not name.endswith(_EXTRA)}
-            statistics = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
-            without_gradient = frozenset(
-                name
-                for name, tensor in model.named_parameters(remove_duplicate=False)
-                if not tensor.requires_grad
-            )
-        elif isinstance(model, Mapping):
+            return cls._of_module(model)
+        if isinstance(model, Mapping):
             tensors = dict(model)
         elif not isinstance(model, Iterable) or isinstance(model, str) or hasattr(model, "dtype"):
             raise DeltaflError(
@@ -300,7 +290,51 @@ class NamedArrays(NamedTuple):
         else:
             tensors = {str(place): part for place, part in enumerate(model)}
         arrays = {str(name): _read(name, tensor) for name, tensor in tensors.items()}
-        return cls(arrays, tensors, _ties(tensors), statistics, without_gradient)
+        return cls(arrays, tensors, _ties(tensors))
+
+    @classmethod
+    def _of_module(cls, model: Any) -> "NamedArrays":
+        tensors = state_of(model)
+        arrays = {name: _read(name, tensor) for name, tensor in tensors.items()}
+        own = own_tensors(model, tensors)
+        params = {id(tensor): tensor for tensor in model.parameters()}
+        parameters = frozenset(name for name, tensor in own.items() if id(tensor) in params)
+        return cls(
+            arrays,
+            tensors,
+            _ties(tensors),
+            statistics=frozenset(own) - parameters,
+            parameters=parameters,
+            without_gradient=frozenset(name for name in parameters if not own[name].requires_grad),
+        )
+
+
+def state_of(model: Any) -> dict[str, Any]:
+    """The state dict of a module without what ``get_extra_state`` adds, which is no array: it stays
+    as the module has it.
+    """
+    # Detached tensors would neither be one where weights are tied, nor know their gradient.
+    state = model.state_dict(keep_vars=True)
+    return {name: part for name, part in state.items() if name.rpartition(".")[2] != _EXTRA}
+
+
+def own_tensors(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters and buffers of a module by the names of its state dict, which may be others
+    than its own: those of a wrapped module, or what a hook makes of them.
+    """
+    own = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    known = {id(tensor) for tensor in own.values()}
+    found = {}
+    for name, tensor in state.items():
+        if id(tensor) in known:
+            found[name] = tensor
+        # Some state dicts hold copies.
+        elif name in own:
+            found[name] = own[name]
+    return found
 
 
 def as_array(numbers: Any) -> Array:
@@ -466,7 +500,11 @@ def _kind(names: Sequence[str], named: NamedArrays, buffers: Sequence[str]) -> s
     array = named.arrays[names[0]]
     if array.dtype.kind in "iub":
         return "counter"
-    if not named.statistics.issuperset(names) and not _match(names, (*BUFFERS, *buffers)):
+    is_statistic = named.statistics.issuperset(names) or _match(names, buffers)
+    # A module's parameter may be called like a statistic.
+    if named.parameters.isdisjoint(names):
+        is_statistic = is_statistic or _match(names, BUFFERS)
+    if not is_statistic:
         return "trained"
     # No mean moves such an entry, and none would accept it: the mask of an attention, say.
     if not np.all(np.abs(array.astype(np.float64)) <= LARGEST_ENTRY):
