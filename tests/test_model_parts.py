@@ -42,6 +42,29 @@ def test_both_names_of_a_tied_tensor_move() -> None:
     assert torch.equal(state["0.weight"], state["1.weight"])
 
 
+@pytest.mark.parametrize("form", ["module", "state dict", "dict", "list"])
+@pytest.mark.parametrize("numbers", [np.ones(3), torch.ones(3), np.ones((), np.float16)])
+def test_what_unflatten_made_is_tied_as_before(form: str, numbers: Any) -> None:
+    model: Any = tied()
+    if form == "state dict":
+        model = model.state_dict()
+    elif form == "dict":
+        model = {1: numbers, "b": numbers, "c": np.zeros(2)}
+    elif form == "list":
+        model = [np.zeros(2), numbers, numbers]
+    vector_d = np.arange(len(deltafl.flatten(model)), dtype=np.float32)
+    again_d = deltafl.flatten(deltafl.unflatten(vector_d, model))
+    assert again_d.tolist() == vector_d.tolist()
+
+
+@pytest.mark.parametrize("names", [(1, "1"), ("a", "a "), ("0", 0)])
+def test_names_that_are_written_alike_are_refused(names: tuple[Any, Any]) -> None:
+    model = {names[0]: np.ones(2), names[1]: np.zeros(3)}
+    for call in (deltafl.flatten, lambda like: deltafl.unflatten(np.ones(5), like)):
+        with pytest.raises(DeltaflError, match=r"the model holds .* may be one name or two"):
+            call(model)
+
+
 def test_arrays_that_only_share_numbers_are_not_tied() -> None:
     layer = nn.TransformerEncoderLayer(4, 1, 4, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -49,6 +72,8 @@ def test_arrays_that_only_share_numbers_are_not_tied() -> None:
     whole = np.zeros((4, 2), np.float32)
     rows = {"all": whole, "first": whole[:2], "last": whole[2:]}
     assert len(deltafl.flatten(rows)) == 16
+    bits = {"floats": whole, "bits": whole.view(np.int32)}
+    assert ModelParts.of(bits).names("counter") == ["bits"]
 
 
 def test_kinds_of_a_module_and_of_its_patterns() -> None:
@@ -239,3 +264,12 @@ def test_copies_in_a_message_may_be_one_tensor_which_only_the_user_can_tell() ->
 def test_what_has_no_numbers_is_refused_by_name(make: Callable[[], Any]) -> None:
     with pytest.raises(DeltaflError, match=r"array '.*' of the model has no numbers to train on"):
         deltafl.flatten(make())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
+def test_what_a_mask_hides_is_no_part_of_a_model(dtype: Any) -> None:
+    masked = np.ma.array(np.ones(2, dtype), mask=[False, True])
+    for model in ({"a": np.ones(2), "b": masked}, [np.ones(2), masked]):
+        for call in (deltafl.flatten, lambda like: deltafl.unflatten(np.ones(4), like)):
+            with pytest.raises(DeltaflError, match=r"array '\w' of the model is a masked array"):
+                call(model)

@@ -88,7 +88,21 @@ class Tensor:
         raise RuntimeError("Can't call numpy() on Tensor that requires grad")
 
 
+class Liar:
+    """It says that it has another shape than its numbers."""
+
+    def __init__(self, numbers: Any) -> None:
+        self.shape = (3,)
+        self.numbers = numbers
+
+    def __array__(self, *_: object, **__: object) -> Any:
+        return np.asarray(self.numbers, float)
+
+
 BAD_UPDATES = {
+    "longer than it says": Liar(np.ones(5)),
+    "a matrix, not as it says": Liar(np.ones((3, 1))),
+    "a number, not as it says": Liar(1.0),
     "nan": np.array([1, np.nan, 1]),
     "infinite": np.array([1, -np.inf, 1]),
     "too short": np.zeros(2),

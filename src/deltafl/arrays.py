@@ -70,11 +70,17 @@ def unflatten(
     parts = ModelParts.of(named, local=local, trainable=trainable)
     rebuilt = parts.rebuild(vector, parts.rest(named.arrays))
     new: dict[Any, Any] = {}
+    made: dict[str, Any] = {}
     for name, tensor in named.tensors.items():
-        # Copies, as what is no parameter would be shared with ``like``.
-        new[name] = np.array(rebuilt[str(name)])
-        if hasattr(tensor, "detach"):
-            new[name] = tensor.detach().new_tensor(rebuilt[str(name)])
+        text = str(name)
+        if text in named.same_as:
+            made[text] = made[named.same_as[text]]  # tied weights stay one tensor
+        elif hasattr(tensor, "detach"):
+            made[text] = tensor.detach().new_tensor(rebuilt[text])
+        else:
+            # A copy, as what is no parameter would be shared with ``like``.
+            made[text] = np.array(rebuilt[text])
+        new[name] = made[text]
     if hasattr(like, "state_dict"):
         model = copied(like)
         # Not strict: what get_extra_state adds is in the copy.

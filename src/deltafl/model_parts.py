@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import OWN_ERRORS, DeltaflError, printable
+from .errors import OWN_ERRORS, DeltaflError, printable, require_no_twins
 from .types import Array, Params
 
 Arrays = dict[str, Array]
@@ -282,6 +282,7 @@ class NamedArrays(NamedTuple):
             return cls._of_module(model)
         if isinstance(model, Mapping):
             tensors = dict(model)
+            require_no_twins("the model", tensors)
         elif not isinstance(model, Iterable) or isinstance(model, str) or hasattr(model, "dtype"):
             raise DeltaflError(
                 f"the model is a {type(model).__name__}; give a module, its state dict or a list "
@@ -360,17 +361,22 @@ def as_reals(
     ``DeltaflError``.
     """
     no_numbers = f"{name} is not one list of numbers: write {cure}"
-    try:
-        # Before it is read: a sparse tensor, or a view of one number, may have any size.
-        found = tuple(np.shape(numbers))
+
+    def require_shape(found: tuple[int, ...]) -> None:
         if shape is not None and found != shape:
             of_model = "" if len(found) == 1 else f": write {cure}"
             raise DeltaflError(f"{name} has shape {found}, expected {shape}{of_model}")
+
+    try:
+        # Before it is read: a sparse tensor, or a view of one number, may have any size.
+        require_shape(tuple(np.shape(numbers)))
         array = as_array(numbers)
     except DeltaflError:
         raise
     except OWN_ERRORS:  # whatever the things that somebody has sent may raise
         raise DeltaflError(no_numbers) from None
+    # What an object says of itself need not be so.
+    require_shape(array.shape)
     if array.dtype.kind == "c" or np.ma.isMaskedArray(numbers):
         raise DeltaflError(f"{name} has complex or masked numbers, of which a part would be lost")
     if array.dtype.kind not in "biuf":  # texts, dates and objects become numbers, too
@@ -458,6 +464,11 @@ def parts_of_copies(arrays: Mapping[str, Array], tied: bool | None, **options: A
 
 
 def _read(name: object, tensor: Any) -> Array:
+    if np.ma.isMaskedArray(tensor):
+        raise DeltaflError(
+            f"array {name!r} of the model is a masked array, of which what the mask hides would be "
+            "trained; write .filled(0), or another number in its place"
+        )
     try:
         array = as_array(tensor)
     except Exception as error:  # each kind of tensor without numbers raises an error of its own
@@ -482,17 +493,23 @@ def _ties(tensors: Mapping[Any, Any]) -> dict[str, str]:
     first: dict[tuple[object, ...], str] = {}
     same_as = {}
     for name, tensor in tensors.items():
-        # Address, shape, strides and device: other views of the same memory are other arrays.
         if hasattr(tensor, "data_ptr"):
-            where = tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), str(tensor.device)
+            where = _place(tensor)
         elif isinstance(tensor, np.ndarray):
-            where = tensor.__array_interface__["data"][0], tensor.shape, tensor.strides, ""
+            address = tensor.__array_interface__["data"][0]
+            where = address, tensor.shape, tensor.strides, tensor.dtype, ""
         else:
             continue
         # Empty arrays may all have one address.
-        if 0 not in where[1] and first.setdefault(where, str(name)) != str(name):
+        if 0 not in tensor.shape and first.setdefault(where, str(name)) != str(name):
             same_as[str(name)] = first[where]
     return same_as
+
+
+def _place(tensor: Any) -> tuple[object, ...]:
+    """What tensors that are one have in common: other views of the same memory are other arrays."""
+    shape = tuple(tensor.shape)
+    return tensor.data_ptr(), shape, tensor.stride(), tensor.dtype, str(tensor.device)
 
 
 def _kind(names: Sequence[str], named: NamedArrays, buffers: Sequence[str]) -> str:
