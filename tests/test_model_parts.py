@@ -137,6 +137,58 @@ def test_a_module_tells_parameters_from_buffers_whatever_their_names(
         deltafl.flatten(model)
 
 
+def with_state(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A module whose state dict is changed by a hook, of which its ``load_state_dict`` knows
+    nothing.
+    """
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1, bias=False))
+    model[2].weight.requires_grad_(False)
+    model._register_state_dict_hook(lambda module, state, prefix, local: change(state))
+    return model
+
+
+def renamed(state: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("0.", "first."): part for name, part in state.items()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [renamed, lambda state: {name: part.clone() for name, part in state.items()}],
+)
+def test_a_state_dict_may_have_other_names_or_copies(
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    plain = ModelParts.of(with_state(dict))
+    found = ModelParts.of(with_state(change))
+    assert [entry.kind for entry in found.entries] == [entry.kind for entry in plain.entries]
+
+
+def test_what_load_state_dict_does_not_load_is_no_copy_of_the_model() -> None:
+    like = with_state(renamed)
+    with pytest.raises(DeltaflError, match=r"load_state_dict does not load 'first.weight'"):
+        deltafl.unflatten(np.arange(15.0), like)
+    assert deltafl.flatten(deltafl.unflatten(np.arange(15.0), with_state(dict))).tolist() == [
+        *range(15)
+    ]
+
+
+@pytest.mark.parametrize("left", ["0.bias", "1.weight", "2.weight"])
+def test_a_parameter_with_a_gradient_is_in_the_state_dict(left: str) -> None:
+    model = with_state(lambda state: {name: state[name] for name in state if name != left})
+    if left == "2.weight":
+        assert len(deltafl.flatten(model)) == 15  # it is frozen
+        return
+    with pytest.raises(DeltaflError, match=rf"trains '{left}', which its state dict leaves out"):
+        deltafl.flatten(model)
+
+
+def test_a_state_dict_of_ones_own_takes_the_options() -> None:
+    model = nn.Linear(2, 1)
+    model.state_dict = lambda: {}
+    with pytest.raises(DeltaflError, match=r"state_dict\(keep_vars=True\) failed: TypeError"):
+        deltafl.flatten(model)
+
+
 def test_adapters_are_known_by_the_names_that_peft_gives_them() -> None:
     arrays = {
         "base.q.weight": np.ones((2, 2)),

@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from .errors import DeltaflError
-from .model_parts import MEANS, Arrays, ModelParts, NamedArrays, Patterns, as_reals, copied
+from .model_parts import (
+    MEANS,
+    Arrays,
+    ModelParts,
+    NamedArrays,
+    Patterns,
+    as_array,
+    as_reals,
+    copied,
+)
 from .types import Array, FloatArray, Params
 
 
@@ -60,7 +69,8 @@ def unflatten(
         A copy of ``like``, with its names, order, types and devices.
 
     Raises:
-        DeltaflError: If the vector has not as many entries as ``like`` has parameters.
+        DeltaflError: If the vector has not as many entries as ``like`` has parameters, or ``like``
+            cannot load its own state dict.
 
     Example:
         >>> unflatten([1, 2, 3], like=[np.zeros(2), np.zeros(1)])
@@ -85,6 +95,13 @@ def unflatten(
         model = copied(like)
         # Not strict: what get_extra_state adds is in the copy.
         model.load_state_dict(new, strict=False)
+        loaded = NamedArrays.of(model).arrays
+        for name in parts.trained:
+            if not np.array_equal(loaded[name], as_array(new[name]), equal_nan=True):
+                raise DeltaflError(
+                    f"the model's load_state_dict does not load {name!r}, which its state_dict() "
+                    "has; let both have the same names and numbers"
+                )
         return model
     if not isinstance(like, Mapping):
         return list(new.values())

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import OWN_ERRORS, DeltaflError, printable, require_no_twins
+from .errors import OWN_ERRORS, DeltaflError, in_one_line, printable, require_no_twins
 from .types import Array, Params
 
 Arrays = dict[str, Array]
@@ -299,6 +299,7 @@ class NamedArrays(NamedTuple):
         arrays = {name: _read(name, tensor) for name, tensor in tensors.items()}
         own = own_tensors(model, tensors)
         params = {id(tensor): tensor for tensor in model.parameters()}
+        _require_whole(model, tensors, own)
         parameters = frozenset(name for name, tensor in own.items() if id(tensor) in params)
         return cls(
             arrays,
@@ -314,8 +315,14 @@ def state_of(model: Any) -> dict[str, Any]:
     """The state dict of a module without what ``get_extra_state`` adds, which is no array: it stays
     as the module has it.
     """
-    # Detached tensors would neither be one where weights are tied, nor know their gradient.
-    state = model.state_dict(keep_vars=True)
+    try:
+        # Detached tensors would neither be one where weights are tied, nor know their gradient.
+        state = model.state_dict(keep_vars=True)
+    except OWN_ERRORS as error:
+        raise DeltaflError(
+            f"the model's state_dict(keep_vars=True) failed: {in_one_line(error)}; a state_dict of "
+            "your own must take PyTorch's options, and hand them on"
+        ) from error
     return {name: part for name, part in state.items() if name.rpartition(".")[2] != _EXTRA}
 
 
@@ -336,6 +343,24 @@ def own_tensors(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
         elif name in own:
             found[name] = own[name]
     return found
+
+
+def _require_whole(model: Any, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse a module with a gradient for what its state dict leaves out."""
+    known = {id(tensor) for tensor in own.values()}
+    left_out = {
+        name: param
+        for name, param in model.named_parameters()
+        if param.requires_grad and id(param) not in known
+    }
+    # The state dict of a wrapped module may have detached tensors.
+    places = {_place(tensor) for tensor in state.values() if left_out}
+    for name, param in left_out.items():
+        if _place(param) not in places:
+            raise DeltaflError(
+                f"the model trains {name!r}, which its state dict leaves out, so that it would be "
+                "neither sent nor kept; write requires_grad_(False), or let state_dict() have it"
+            )
 
 
 def as_array(numbers: Any) -> Array:

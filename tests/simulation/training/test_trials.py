@@ -14,11 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from deltafl.errors import DeltaflError
+from deltafl.model_parts import split
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.dense import DenseChain
 from deltafl.simulation.training.fast import choose_forward
-from deltafl.simulation.training.route import Route, vectorized_incompatibility
+from deltafl.simulation.training.route import Route, incompatibility, vectorized_incompatibility
 from deltafl.simulation.training.serial import LocalWork
+from deltafl.simulation.training.tensors import tensors_of
 from deltafl.tasks import Dataset, Task, cross_entropy
 
 RNG = np.random.default_rng(0)
@@ -222,3 +225,68 @@ def test_a_layout_that_changes_the_result_is_not_chosen() -> None:
     model = Strided()
     x = torch.from_numpy(RNG.normal(size=(3, 2, 4, 4)).astype(np.float32))
     assert torch.equal(choose_forward(model, x)(x), model(x))
+
+
+def chain(norm: bool, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A chain whose state dict is not that of its own parameters and buffers."""
+    middle = nn.BatchNorm1d(6) if norm else nn.ReLU()
+    model: Any = nn.Sequential(nn.Linear(6, 6), middle, nn.Linear(6, 3))
+    model[0].bias.requires_grad_(False)
+    model._register_state_dict_hook(lambda module, state, prefix, local: change(state))
+    return model
+
+
+def swapped(state: dict[str, Any]) -> dict[str, Any]:
+    """Names that other parameters of the same shape have."""
+    other = {"0.weight": "x", "1.weight": "1.bias", "1.bias": "1.weight"}
+    return {other.get(name, name): part for name, part in state.items()}
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        swapped,
+        lambda state: {f"inside.{name}": part for name, part in state.items()},
+        lambda state: {name: part.clone() for name, part in state.items()},
+    ],
+)
+def test_a_module_is_trained_whatever_the_names_of_its_state_dict(
+    norm: bool, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    trained = []
+    for each in (dict[str, Any], change):
+        engine = Engine(task_of(partial(chain, norm, each)), WORK, 0)
+        start_d = engine.initial_params()
+        trained.append(engine.train(start_d, 0, np.arange(2)))
+    plain, other = trained
+    assert np.array_equal(plain.update_nd, other.update_nd)
+    assert np.any(plain.update_nd != 0)
+
+
+def test_a_state_dict_in_another_order_is_trained_one_after_the_other() -> None:
+    def turned(state: dict[str, Any]) -> dict[str, Any]:
+        return dict(reversed(state.items()))
+
+    trained = []
+    for each in (dict[str, Any], turned):
+        task = task_of(partial(chain, False, each))
+        engine = Engine(task, WORK, 0)
+        made = engine.train(engine.initial_params(), 0, np.arange(2)).update_nd[0]
+        names = engine.parts.trained
+        trained.append(split(made, names))
+    reason = incompatibility(chain(False, turned), torch.ones(2, 6))
+    assert reason is not None and "another order" in reason
+    assert [*trained[0]] == [*trained[1]][::-1]
+    for name, part in trained[0].items():
+        np.testing.assert_allclose(part, trained[1][name], rtol=1e-4, atol=1e-7)
+
+
+def test_a_state_dict_of_strange_arrays_is_refused() -> None:
+    def strange(state: dict[str, Any]) -> dict[str, Any]:
+        return {f"x{name}": part.clone() for name, part in state.items()}
+
+    with pytest.raises(DeltaflError, match=r"which its state dict leaves out"):
+        Engine(task_of(partial(chain, False, strange)), WORK, 0)
+    with pytest.raises(DeltaflError, match=r"'x0.weight', which is none of its parameters"):
+        tensors_of(chain(False, strange))

@@ -29,7 +29,7 @@ from .dropout import masked_layers, with_masks
 from .fast import FastTrainer
 from .graphs import WARM_UPS
 from .serial import LocalJob, LocalWork, is_cross_entropy, losses_of
-from .tensors import is_close, needs_backward, remembers, trained_parameters
+from .tensors import is_close, needs_backward, remembers, tensors_of, trained_parameters
 from .vectorized import own_form
 
 _NOTE = "engine.json"
@@ -297,13 +297,20 @@ def incompatibility(
     examples: on zeros some models stay as they are.
     """
     params = list(model.parameters())
-    for entry in (parts or ModelParts.of(model)).entries:
+    parts = parts or ModelParts.of(model)
+    for entry in parts.entries:
         if entry.kind not in ("trained", "frozen"):
             return f"the model has {entry.kind} arrays ({entry.name})"
     for name, _ in model.named_buffers():
         return f"the model has buffers ({name})"
     if len(list(model.named_parameters(remove_duplicate=False))) != len(params):
         return "the model has shared parameters"
+    tensors = tensors_of(model)
+    order = {id(tensors[name]): place for place, name in enumerate(parts.trained)}
+    places_of = [order[id(param)] for param in params if id(param) in order]
+    # The vector goes by the state dict, these paths by the parameters.
+    if places_of != sorted(places_of):
+        return "the model's state dict has another order than its parameters"
     if any(param.dtype != torch.float32 for param in params):
         return "the model has parameters that are not float32"
     # Of two examples, for some models mix them.

@@ -6,7 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...model_parts import MEANS, Arrays, ModelParts, as_array, copied
+from ...errors import DeltaflError
+from ...model_parts import (
+    MEANS,
+    Arrays,
+    ModelParts,
+    as_array,
+    copied,
+    own_tensors,
+    state_of,
+)
 from ...tasks.modules import spare_single_values
 from ..describe import UnknownError, describe
 
@@ -105,9 +114,10 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def freeze(model: nn.Module, parts: ModelParts) -> None:
     """Take the gradient from the parameters that are frozen by name alone."""
-    frozen = set(parts.names("frozen"))
-    for name, param in model.named_parameters(remove_duplicate=False):
-        if name in frozen:
+    tensors = tensors_of(model)
+    frozen = {id(tensors[name]) for name in parts.names("frozen")}
+    for param in model.parameters():
+        if id(param) in frozen:
             param.requires_grad_(False)
 
 
@@ -122,7 +132,7 @@ class ModelTensors:
     def __init__(self, model: nn.Module, parts: ModelParts) -> None:
         self.model = model
         self._parts = parts
-        tensors = _tensors(model)
+        tensors = tensors_of(model)
         # Tied weights are one tensor, or several in the same memory.
         same: dict[str, dict[int, Tensor]] = {name: {} for name in parts.trained}
         for entry in parts.entries:
@@ -171,7 +181,7 @@ class ModelTensors:
         """Copy buffers, counters and local arrays."""
         if not rest:
             return
-        tensors = _tensors(self.model)
+        tensors = tensors_of(self.model)
         with torch.no_grad():
             for name, array in rest.items():
                 tensors[name].copy_(torch.tensor(array))
@@ -181,7 +191,7 @@ class ModelTensors:
         if not self._rest:
             return {}
         # Looked up anew, as a forward pass may put other tensors in their place.
-        tensors = _tensors(self.model)
+        tensors = tensors_of(self.model)
         return {name: np.array(as_array(tensors[name]), type) for name, type in self._rest.items()}
 
     def gradient(self) -> Tensor:
@@ -198,9 +208,14 @@ class ModelTensors:
         return torch.cat(parts)
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a module by all of their names."""
-    return {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a module by the names of its state dict."""
+    state = state_of(model)
+    tensors = own_tensors(model, state)
+    for name in state:
+        if name not in tensors:
+            raise DeltaflError(
+                f"the model's state dict has {name!r}, which is none of its parameters and "
+                "buffers; let it have these tensors themselves, or copies by their own names"
+            )
+    return tensors
