@@ -163,6 +163,47 @@ def test_a_state_dict_may_have_other_names_or_copies(
     assert [entry.kind for entry in found.entries] == [entry.kind for entry in plain.entries]
 
 
+def sharing(view: Callable[[Any], Any]) -> Any:
+    """Two parameters that share memory."""
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False))
+    model.to(torch.bfloat16)
+    model[1].weight = nn.Parameter(view(model[0].weight.detach()))
+    return model
+
+
+@pytest.mark.parametrize("view", [lambda w: w.t(), lambda w: w[:2], lambda w: w[3:, 1:]])
+def test_other_views_of_a_trained_parameter_are_refused(view: Callable[[Any], Any]) -> None:
+    model = sharing(view)
+    for call in (deltafl.flatten, lambda like: deltafl.unflatten(np.ones(32), like)):
+        with pytest.raises(DeltaflError, match=r"'0.weight' and '1.weight' share memory"):
+            call(model)
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        (lambda w: w, 16),
+        (lambda w: w.clone().t(), 32),
+        (lambda w: w.new_ones(1).expand(4), 20),
+    ],
+)
+def test_what_is_one_tensor_or_none_is_read(view: Callable[[Any], Any], expected: int) -> None:
+    assert len(deltafl.flatten(sharing(view))) == expected
+
+
+def test_parameters_may_be_parts_of_one_buffer() -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    model = nn.ParameterList([whole[:, :2], whole[:2, 2:], whole[2:, 2:], whole[:0]])
+    assert sorted(deltafl.flatten(model)) == [*range(12)]
+    frozen = nn.ParameterList([whole, whole.t(), torch.ones(1)])
+    for place in (0, 1):
+        frozen[place].requires_grad_(False)
+    assert deltafl.flatten(frozen).tolist() == [1]
+    frozen[1].requires_grad_(True)
+    with pytest.raises(DeltaflError, match="share memory"):
+        deltafl.flatten(frozen)
+
+
 def test_what_load_state_dict_does_not_load_is_no_copy_of_the_model() -> None:
     like = with_state(renamed)
     with pytest.raises(DeltaflError, match=r"load_state_dict does not load 'first.weight'"):

@@ -21,6 +21,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -300,6 +301,11 @@ class NamedArrays(NamedTuple):
         own = own_tensors(model, tensors)
         params = {id(tensor): tensor for tensor in model.parameters()}
         _require_whole(model, tensors, own)
+        known = {id(tensor) for tensor in own.values()}
+        require_apart(
+            {name: param for name, param in model.named_parameters() if id(param) in known},
+            may_be_tied=True,
+        )
         parameters = frozenset(name for name, tensor in own.items() if id(tensor) in params)
         return cls(
             arrays,
@@ -361,6 +367,48 @@ def _require_whole(model: Any, state: Mapping[str, Any], own: Mapping[str, Any])
                 f"the model trains {name!r}, which its state dict leaves out, so that it would be "
                 "neither sent nor kept; write requires_grad_(False), or let state_dict() have it"
             )
+
+
+def require_apart(params: Mapping[str, Any], may_be_tied: bool = False) -> None:
+    """Refuse parameters with a gradient that share memory with others: a step would move both, and
+    copies would not share it. Two that are the same view of it may be taken for one tensor.
+    """
+    # Sorted by address, so that of many parameters in one buffer only neighbours are compared.
+    held = []
+    for name, param in params.items():
+        if str(param.layout) == "torch.strided" and not param.is_meta and param.numel() > 0:
+            cells = _cells(param)
+            start = param.data_ptr()
+            reach = sum((n - 1) * step for n, step in zip(cells.shape, cells.strides, strict=True))
+            held.append((start, start + reach, name, param, cells))
+    held.sort(key=lambda each: each[0])
+    before: list[tuple[int, str, Any, Array]] = []
+    for start, last, name, param, cells in held:
+        before = [each for each in before if each[0] >= start]
+        for _, other, first, first_cells in before:
+            is_moved = param.requires_grad or first.requires_grad
+            are_tied = may_be_tied and _place(param) == _place(first)
+            # They may well be parts of one buffer that do not overlap.
+            if is_moved and not are_tied and np.shares_memory(cells, first_cells):
+                raise DeltaflError(
+                    f"the parameters {other!r} and {name!r} share memory, which copies of them "
+                    f"would not; assign the parameter itself, model.{name} = model.{other}, to tie "
+                    "them, or a .clone() to keep them apart"
+                )
+        before.append((last, name, param, cells))
+
+
+def _cells(tensor: Any) -> Array:
+    """An array at the addresses of a tensor, which is not to be read: it may be on a GPU."""
+    size = tensor.element_size()
+    interface = {
+        "version": 3,
+        "data": (tensor.data_ptr(), True),
+        "shape": tuple(tensor.shape),
+        "strides": tuple(size * step for step in tensor.stride()),
+        "typestr": f"|V{size}",
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
 def as_array(numbers: Any) -> Array:

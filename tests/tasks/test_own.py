@@ -7,6 +7,7 @@ import re
 import runpy
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,28 @@ def tied_by_memory() -> torch.nn.Module:
     return torch.nn.Sequential(*layers)
 
 
+class MadeLater(torch.nn.Module):
+    """Its first step in training makes a layer, a parameter or a buffer."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+        self.what = what
+        self.head: torch.nn.Module | None = None
+        self.bias: torch.nn.Parameter | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layer(x)
+        if self.what == "head.weight":
+            self.head = self.head or torch.nn.Linear(2, 2)
+            output = self.head(output)
+        elif self.what == "bias" and self.bias is None:
+            self.bias = torch.nn.Parameter(torch.zeros(2))
+        elif self.what == "mean" and self.training:
+            self.register_buffer("mean", output.detach().mean(0))
+        return output
+
+
 class OneBuffer(torch.nn.Module):
     """Two parameters that are columns of one matrix."""
 
@@ -361,6 +384,10 @@ BROKEN: dict[str, dict[str, Any]] = {
     "make_model made ReLU": {"make_model": torch.nn.ReLU},
     "the model is lazy; run it once in make_model, such as model(torch.zeros(2, 3))": {
         "make_model": lambda: torch.nn.LazyLinear(2)
+    },
+    **{
+        f"the model is lazy: it makes the array {name!r}": {"make_model": partial(MadeLater, name)}
+        for name in ("head.weight", "bias", "mean")
     },
     "make_model is a Linear; it must be a function": {"make_model": torch.nn.Linear(3, 2)},
     "the parameter 'weight' has a hook": {"make_model": hooked},

@@ -6,7 +6,6 @@ Every mistake is one sentence, before an experiment starts.
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import combinations
 from math import isnan, nan
 from reprlib import repr as shown
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, is_in
-from ..model_parts import NamedArrays, as_array, copied
+from ..model_parts import NamedArrays, as_array, copied, require_apart
 from ..streams import stream
 from ..types import Rng
 from .base import Task
@@ -280,7 +279,7 @@ def _smoke_test(task: Task, seed: int) -> None:
 
 def _made_model(task: Task, x: Tensor) -> Module:
     """A new model, whose copies can be trained in its place."""
-    from .modules import nn, torch
+    from .modules import nn
 
     make: Any = task.make_model
     if isinstance(make, nn.Module):
@@ -295,10 +294,7 @@ def _made_model(task: Task, x: Tensor) -> Module:
             "parameters"
         )
     if any(nn.parameter.is_lazy(param) for param in params):
-        shape = ", ".join(map(str, (2, *x.shape[1:])))
-        raise DeltaflError(
-            f"the model is lazy; run it once in make_model, such as model(torch.zeros({shape}))"
-        )
+        raise _lazy("the model is lazy", x)
     for name, param in model.named_parameters():
         # PyTorch keeps hooks of modules where it copies them, those of parameters not.
         if param._backward_hooks or param._post_accumulate_grad_hooks:
@@ -306,20 +302,13 @@ def _made_model(task: Task, x: Tensor) -> Module:
                 f"the parameter {name!r} has a hook, which copies of the model lack; change "
                 "gradients in the loss or in forward"
             )
-    held: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, param in model.named_parameters():
-        if param.layout == torch.strided and not param.is_meta:
-            held.setdefault(param.untyped_storage().data_ptr(), []).append((name, param))
-    for parts in held.values():
-        for (one, first), (other, second) in combinations(parts, 2):
-            # Parameters may well be parts of one buffer that do not overlap.
-            if np.shares_memory(as_array(first), as_array(second)):
-                raise DeltaflError(
-                    f"the parameters {one!r} and {other!r} share memory, which copies of them "
-                    f"would not; assign the parameter itself, model.{other} = model.{one}, to tie "
-                    "them, or a .clone() to keep them apart"
-                )
+    require_apart(dict(model.named_parameters()))
     return model
+
+
+def _lazy(what: str, x: Tensor) -> DeltaflError:
+    shape = ", ".join(map(str, (2, *x.shape[1:])))
+    return DeltaflError(f"{what}; run it once in make_model, such as model(torch.zeros({shape}))")
 
 
 def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Module) -> None:
@@ -386,6 +375,10 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
                 f"{after.get(name)} after it, and no mean of clients' models has both; give it its "
                 "largest shape, or register it with persistent=False"
             )
+    for name in after:
+        # Each client would begin with a new one, and nobody would keep it.
+        if name not in shapes:
+            raise _lazy(f"the model is lazy: it makes the array {name!r} in a step", x)
     if all(param.grad is None for param in model.parameters()):
         raise DeltaflError(
             "the loss has no gradient by the model's parameters; compute it from the model's "
