@@ -215,6 +215,23 @@ def test_a_tensor_with_two_names_moves_once_and_no_correction_changes_nothing() 
     assert torch.equal(model["read"].weight, before + 1)
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_state_dict_of_copies_is_corrected_in_the_module(named: bool) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1)
+    model._register_state_dict_hook(
+        lambda module, state, prefix, local: {name: part.clone() for name, part in state.items()}
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before_d = flatten(model)
+    correction: Any = np.ones(3, np.float32)
+    if named:
+        correction = {"weight": np.ones((1, 2)), "bias": np.ones(1)}
+    with corrected_steps(correction, model, optimizer, num_steps=2):
+        pass
+    np.testing.assert_allclose(flatten(model) - before_d, 1.0, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError, is_in
-from ..model_parts import Arrays, ModelParts, Patterns, as_array
+from ..model_parts import Arrays, ModelParts, Patterns, as_array, own_tensors, state_of
 from ..types import FloatArray, Params
 from .exchange import Correction
 
@@ -168,7 +168,7 @@ def corrected_steps(
             f"the optimizer is a {type(optimizer).__name__}, not one of torch.optim; add drift / K "
             "in each step instead"
         )
-    tensors = model.state_dict(keep_vars=True)
+    tensors = own_tensors(model, state_of(model))
     drift = {} if correction is None else correction
     if not isinstance(drift, dict):
         drift = ModelParts.of(model, local=local, trainable=trainable).named(drift)
