@@ -91,7 +91,7 @@ class ModelParts(NamedTuple):
             model: A torch module, a state dict (or another dict of arrays by name), a list of
                 arrays or tensors, or ``NamedArrays``.
             buffers: Name patterns of floating-point arrays that are averaged, not trained, beside
-                those of batch normalisation (``BUFFERS``).
+                the buffers of a module; of a dict, those of batch normalisation (``BUFFERS``).
             local: Name patterns of arrays that stay with each client: a personal head, or
                 ``["*.bn*"]`` for FedBN. Of tied weights one name stands for all.
             trainable: Name patterns of the only arrays that are trained, averaged and sent, or
@@ -299,14 +299,18 @@ class NamedArrays(NamedTuple):
         tensors = state_of(model)
         arrays = {name: _read(name, tensor) for name, tensor in tensors.items()}
         own = own_tensors(model, tensors)
-        params = {id(tensor): tensor for tensor in model.parameters()}
-        _require_whole(model, tensors, own)
         known = {id(tensor) for tensor in own.values()}
+        params = dict(model.named_parameters())
+        _require_whole(
+            {name: param for name, param in params.items() if id(param) not in known},
+            tensors,
+        )
         require_apart(
-            {name: param for name, param in model.named_parameters() if id(param) in known},
+            {name: param for name, param in params.items() if id(param) in known},
             may_be_tied=True,
         )
-        parameters = frozenset(name for name, tensor in own.items() if id(tensor) in params)
+        of_params = {id(param) for param in params.values()}
+        parameters = frozenset(name for name, tensor in own.items() if id(tensor) in of_params)
         return cls(
             arrays,
             tensors,
@@ -351,17 +355,12 @@ def own_tensors(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _require_whole(model: Any, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse a module with a gradient for what its state dict leaves out."""
-    known = {id(tensor) for tensor in own.values()}
-    left_out = {
-        name: param
-        for name, param in model.named_parameters()
-        if param.requires_grad and id(param) not in known
-    }
+def _require_whole(left_out: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuse parameters with a gradient of which the state dict has nothing."""
+    trained = {name: param for name, param in left_out.items() if param.requires_grad}
     # The state dict of a wrapped module may have detached tensors.
-    places = {_place(tensor) for tensor in state.values() if left_out}
-    for name, param in left_out.items():
+    places = {_place(tensor) for tensor in state.values() if trained}
+    for name, param in trained.items():
         if _place(param) not in places:
             raise DeltaflError(
                 f"the model trains {name!r}, which its state dict leaves out, so that it would be "
