@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, is_in
 from ..model_parts import NamedArrays, as_array, copied, require_apart
 from ..streams import stream
-from ..types import Rng
+from ..types import Array, IntArray, Rng
 from .base import Task
 from .dataset import Dataset
 from .losses import Module, Tensor
@@ -53,6 +53,8 @@ _LABELS: tuple[str, ...] = ("int64",)
 _TARGETS: tuple[str, ...] = ("float32", "int64")
 #: Test examples whose outputs are judged before an experiment.
 _TRIED_EXAMPLES = 64
+#: Classes, or different numbers, of which a loss is tried on one each.
+_TRIED_TARGETS = 256
 
 
 def _check_data(data: Dataset, task: Task) -> None:
@@ -187,9 +189,42 @@ def spread_examples(task: Task, count: int) -> tuple[Tensor, Tensor]:
     from .modules import torch
 
     data = task.dataset
-    row_n = np.linspace(0, len(data.test_x) - 1, min(count, len(data.test_x))).astype(np.int64)
+    row_n = _spread(len(data.test_x), count)
     x = model_inputs(task, torch.tensor(data.test_x[row_n]))
     return x, torch.tensor(data.test_y[row_n])
+
+
+def _spread(size: int, count: int) -> IntArray:
+    """Up to ``count`` places of ``size``, from the first to the last."""
+    return np.linspace(0, size - 1, min(count, size)).astype(np.int64)
+
+
+def varied_targets(task: Task, limit: int) -> Tensor:
+    """Targets from all over the test set, and those of a row for each class, or different number,
+    of both parts: up to ``limit`` in all.
+    """
+    from .modules import torch
+
+    data = task.dataset
+    parts = [data.test_y[_spread(len(data.test_y), _TRIED_EXAMPLES)]]
+    for y in (data.train_y, data.test_y):
+        row_k = _rows_of_each(y, data.num_classes)
+        parts.append(y[row_k[_spread(len(row_k), _TRIED_TARGETS)]])
+    found = np.concatenate(parts)
+    return torch.tensor(found[_spread(len(found), max(limit, 2))])
+
+
+def _rows_of_each(y: Array, num_classes: int) -> IntArray:
+    """For each class, or number, a row that has it: of several labels those with and without."""
+    if y.dtype.kind == "f":
+        if y.ndim == 1:
+            return np.asarray(np.unique(y, return_index=True)[1])
+        flat = y.reshape(len(y), -1)
+        return np.unique(np.concatenate([flat.argmax(axis=0), flat.argmin(axis=0)]))
+    row_c = np.full(max(num_classes, int(y.max()) + 1), -1)
+    for place in y.reshape(len(y), -1).T:
+        row_c[place] = np.arange(len(y))
+    return row_c[row_c >= 0]
 
 
 def model_inputs(task: Task, stored: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,8 @@ from deltafl.simulation.training.route import (
     vectorized_incompatibility,
 )
 from deltafl.simulation.training.serial import LocalWork
+from deltafl.tasks import Dataset, Task
+from deltafl.tasks.losses import Loss, binary_cross_entropy
 from deltafl.tasks.models import mlp, softmax_regression
 from deltafl.tasks.synthetic import make_log_model, make_synthetic_task, make_toy_task
 from tools.simulation import TINY, lines_of, run
@@ -186,3 +190,75 @@ def test_without_a_gpu_cuda_is_an_error_and_auto_is_the_cpu(tmp_path: Path) -> N
     assert (
         json.loads((tmp_path / "auto" / "engine.json").read_text())["device"] == "cpu"
     )  # a later GPU changes nothing
+
+
+def zero_head(classes: int = 2) -> nn.Module:
+    model = nn.Linear(3, classes)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+class Packs(nn.Module):
+    """Token 0 is padding, and no sequence may be all padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, 4)
+        self.recurrent = nn.GRU(4, 4, batch_first=True)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.embedding(x), (x != 0).sum(1), batch_first=True, enforce_sorted=False
+        )
+        return torch.as_tensor(self.head(self.recurrent(packed)[1][-1]))
+
+
+def pairs(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (output[:, None] - output[None]).square().mean()
+
+
+ALTERNATING = np.arange(900) % 2
+#: One example alone has the class 1: no 64 that are spread over the test set see it.
+RARE = (np.arange(900) == 777).astype(np.int64)
+
+
+@pytest.mark.parametrize("y", [np.sort(ALTERNATING), ALTERNATING, RARE])
+@pytest.mark.parametrize("make", [zero_head, lambda: nn.Linear(3, 2)])
+@pytest.mark.parametrize(
+    ("loss", "is_mean"),
+    [
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 20.0])), False),
+        (nn.CrossEntropyLoss(ignore_index=1), False),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), True),
+        (lambda output, y: functional.nll_loss(output.log_softmax(1), y), True),
+        (lambda output, y: -(output[torch.arange(len(y)), y]).mean(), True),
+        (pairs, False),
+    ],
+)
+def test_a_loss_that_is_no_mean_is_known_whatever_a_new_model_answers(
+    y: np.ndarray, make: Callable[[], nn.Module], loss: Loss, is_mean: bool
+) -> None:
+    x = np.random.default_rng(0).normal(size=(900, 3)).astype(np.float32)
+    task = Task("t", Dataset("d", x[:300], y[:300], x, y, 2), [np.arange(300)], make, loss)
+    form = form_of(make(), task, LocalWork(lr=0.1, epochs=1), Route())
+    assert form.evaluation_batch == (500 if is_mean else 900)
+
+
+@pytest.mark.parametrize("loss", [nn.BCELoss(), nn.BCEWithLogitsLoss(), binary_cross_entropy])
+def test_the_loss_of_several_labels_is_a_mean(loss: Loss) -> None:
+    make = partial(nn.Sequential, nn.Linear(3, 4), nn.Sigmoid())
+    x = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)
+    y = np.eye(4, dtype=np.float32)[np.arange(90) % 4]
+    task = Task("t", Dataset("d", x, y, x, y, 4), [np.arange(90)], make, loss)
+    form = form_of(make(), task, LocalWork(lr=0.1, epochs=1), Route())
+    assert form.evaluation_batch == 500
+
+
+def test_an_example_is_one_that_the_model_takes() -> None:
+    x = np.random.default_rng(0).integers(1, 9, (60, 5))
+    y = np.arange(60) % CLASSES
+    data = Dataset("d", x, y, x, y, CLASSES)
+    task = Task("t", data, [np.arange(60)], Packs, functional.cross_entropy, tokens=True)
+    assert numbers_per_example(Packs(), task) > 5

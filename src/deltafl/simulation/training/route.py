@@ -21,7 +21,7 @@ from ...errors import OWN_ERRORS, DeltaflError, log
 from ...model_parts import ModelParts, copied
 from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task
-from ...tasks.checks import first_examples, spread_examples
+from ...tasks.checks import first_examples, spread_examples, varied_targets
 from ...tasks.draws import places, seeded
 from ...types import IntArray
 from .batched import BatchedTrainer
@@ -47,8 +47,9 @@ _CALLS_WORTH = 600_000
 #: that sums do not depend on the number of workers.
 _EVALUATION_BATCH = 500
 _EVALUATION_NUMBERS = 2**18
-#: Test examples on which a loss is tried.
+#: Examples on which a loss is tried, beside one of each class, and numbers in their outputs.
 _TRIED = 64
+_TRIED_NUMBERS = 2**22
 #: Numbers of all layers in one pass on a GPU: 2 GiB.
 _DEVICE_NUMBERS = 2**29
 
@@ -145,6 +146,7 @@ class Form(NamedTuple):
     group_size: int  #: clients that are best trained at once
     width: int  #: examples to which minibatches are padded
     evaluation_batch: int  #: test examples that are evaluated at once
+    is_mean: bool = True  #: whether the loss of the test set is the mean over such batches
 
 
 def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form:
@@ -166,43 +168,69 @@ def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form
     # A GPU idles between small passes.
     if device.type != "cpu":
         tested = max(tested, _DEVICE_NUMBERS // numbers_per_example(model, task))
-    if not _is_mean(model, task):
+    is_mean = _is_mean(model, task)
+    if not is_mean:
         tested = max(len(task.dataset.test_x), *map(len, task.client_rows))
     if route.path == "loop":
         reason = incompatibility(model, first_examples(task)[0], task.parts_of(model))
         if reason is None:
-            return Form("fast", 1, width, tested)
+            return Form("fast", 1, width, tested, is_mean)
         log.info("local training uses the serial path, which is slower: %s", reason)
-        return Form("serial", 1, width, tested)
+        return Form("serial", 1, width, tested, is_mean)
     if device.type == "cpu":
         dense_size = dense_cohort_size(model, task, work)
         if dense_size > 1:
             tested = max(tested, _EVALUATION_NUMBERS // example_of(task).numel())
             width = padded_width(task.client_rows, work.batch_size)
             return Form("batched", dense_size, width, tested)
-    return Form("batched", cohort_size(model, task, width, device), width, tested)
+    return Form("batched", cohort_size(model, task, width, device), width, tested, is_mean)
 
 
 def _is_mean(model: nn.Module, task: Task) -> bool:
     """Whether the loss of many examples is the mean of theirs, so that parts of a test set may be
     judged apart: not with weights of classes, for instance.
+
+    It is tried on the model's outputs and on random ones, for a new model may answer the same to
+    all, as one whose head begins at 0.
     """
     if losses_of(task.loss, torch.tensor(task.dataset.train_y[:1].copy())) is not None:
         return True
     x, y = spread_examples(task, _TRIED)
-    first = len(x) // 3
     try:
         with torch.no_grad(), seeded(np.random.default_rng(0)):
             output = copied(model).eval()(x)
-            whole = task.loss(output, y).item()
-            parts = [
-                task.loss(output[part], y[part]).item() * len(y[part])
-                for part in (slice(first), slice(first, None))
-                if len(y[part]) > 0
-            ]
+            if not _is_mean_of(task, output, y):
+                return False
+            varied = varied_targets(task, _TRIED_NUMBERS // max(1, output[0].numel()))
+            shape = (len(varied), *output.shape[1:])
+            # They may be probabilities, and no numbers below 0.
+            for made_up in (torch.empty(shape).uniform_(0.2, 0.7), torch.randn(shape)):
+                if not _is_mean_of(task, made_up.to(output.dtype), varied):
+                    return False
     except OWN_ERRORS:  # a client's training will say what is wrong
         return True
-    return bool(np.isclose(sum(parts), whole * len(y), rtol=1e-4, atol=0))
+    return True
+
+
+def _is_mean_of(task: Task, output: Tensor, y: Tensor) -> bool:
+    """Whether the loss of these outputs is the mean of the loss of each; yes where it has no
+    value.
+    """
+
+    def loss(part: slice) -> float:
+        # Copies: a loss may change in place what it gets.
+        return float(task.loss(output[part].clone(), y[part].clone()))
+
+    whole = loss(slice(None))
+    # One by one: in parts with equal shares of the classes their weights would not show.
+    each = np.array([loss(slice(row, row + 1)) for row in range(len(y))])
+    if not np.isfinite(whole):
+        return True
+    if not np.isfinite(each).all():
+        return False
+    # Where gains and losses cancel each other, digits are lost.
+    lost = 1e-6 * np.abs(each).mean()
+    return bool(np.isclose(each.mean(), whole, rtol=1e-4, atol=lost))
 
 
 def noted_route(folder: Path) -> Route | None:
@@ -457,10 +485,10 @@ def numbers_per_example(model: nn.Module, task: Task) -> int:
 
 
 def example_of(task: Task) -> Tensor:
-    """The inputs of one example of a task in the model's format, all 0."""
-    example = torch.zeros(1, *task.dataset.train_x.shape[1:])
-    if task.tokens:
-        example = example.long()
+    """The inputs of one example of a task in the model's format; not zeros, which are padding for
+    some models.
+    """
+    example: Tensor = first_examples(task, 1)[0]
     return example
 
 
