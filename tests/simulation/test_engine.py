@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from deltafl.errors import DeltaflError
+from deltafl.plan import NO_REST
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.processes import Processes
 from deltafl.simulation.training.serial import LocalWork
@@ -183,6 +184,55 @@ def test_classes_that_the_test_set_lacks_are_left_out_and_shares_renormalised() 
     assert (found.accuracy, found.client_accuracy) == pytest.approx((1 / 3, 0.5))
     of_losses = Engine(replace(task, metric="loss"), WORK, 0)
     assert of_losses.judge(zeros_d).by_client() is None
+
+
+class Counts(nn.Module):
+    """Answers by how often it was evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(144, 3)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            self.calls += 1
+        return torch.as_tensor(self.head(x.flatten(1)) * (1 + self.calls))
+
+
+def test_what_a_model_remembers_of_an_evaluation_is_gone_after_it() -> None:
+    engine = Engine(make_task(Counts), WORK, 0)
+    assert engine._form.path == "fast"
+    params_d = engine.initial_params()
+    first = engine.evaluate(params_d)
+    engine.losses(params_d, np.arange(3))
+    assert engine.evaluate(params_d) == first
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [nn.CrossEntropyLoss(torch.tensor([1.0, 9.0, 3.0])), nn.CrossEntropyLoss(ignore_index=1)],
+)
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_a_loss_that_is_no_mean_is_that_of_the_whole_test_set_whoever_owns_it(
+    loss: nn.Module, is_sorted: bool
+) -> None:
+    task = make_task(softmax_net, loss=loss, local=["1.bias"])
+    y = task.dataset.test_y
+    owner_e = np.arange(len(y)) % 4
+    if is_sorted:  # each owner has examples of one class
+        owner_e = y.copy()
+    engine = Engine(replace(task, test_clients=owner_e, metric="accuracy"), WORK, 0)
+    params_d = engine.initial_params()
+    # All begin with the same bias.
+    bias = torch.tensor(engine.beside.of_client(NO_REST, 0)["1.bias"])
+    with torch.no_grad():
+        x = torch.tensor(task.dataset.test_x).flatten(1).float() / 255
+        output = x @ torch.tensor(params_d).reshape(3, 144).T + bias
+        expected = task.loss(output, torch.tensor(y)).item()
+    found = engine.evaluate(params_d)
+    assert found.loss == pytest.approx(expected, rel=1e-5)
+    assert found.accuracy == (output.argmax(1).numpy() == y).mean()
 
 
 def test_initial_parameters_depend_on_the_seed_alone() -> None:

@@ -197,7 +197,11 @@ class Engine:
             look = outputs
         elif self.task.knows_accuracy:
             look = right  # a number an example, where outputs have one a class
-        jobs = [(places, look, arrays) for places, arrays in self._tests(num_examples, rest)]
+        tests = self._tests(num_examples, rest)
+        jobs = [([test], look) for test in tests]
+        # Such a loss is taken once over all outputs, whatever arrays they were made with.
+        if not self._form.is_mean:
+            jobs = [(tests, look)]
         found = self.workers.map(
             self._recipe,
             "test",
@@ -209,7 +213,7 @@ class Engine:
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
         if look is None:
             return Judged(self.task, loss)
-        place_e = np.concatenate([np.arange(num_examples)[places] for places, *_ in jobs])
+        place_e = np.concatenate([np.arange(num_examples)[places] for places, _ in tests])
         # Where clients have arrays of their own the examples come owner by owner.
         seen_e = np.concatenate([seen for _, seen in found])[np.argsort(place_e)]
         if look is right:

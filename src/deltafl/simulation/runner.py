@@ -87,9 +87,11 @@ class ClientRunner:
         )
         # For evaluations; trainers choose their own.
         example = model_inputs(self._task, self._data[2][:1])
-        if form.path == "serial" and remembers(model, example, training=False):
-            self._forward: Callable[[Tensor], Tensor] = self._forgetful
-        else:
+        self._forward: Callable[[Tensor], Tensor] = self._forgetful
+        with seeded(stream(seed, "dropout"), device):
+            # Of forms other than serial this is known for training alone.
+            forgets = not remembers(model, example, training=False)
+        if forgets:
             self._forward = choose_forward(model, self._data[2])
 
     def train(
@@ -164,22 +166,26 @@ class ClientRunner:
             torch.split(y, size),
             strict=True,
         ):
-            total += self._score(params_d, rest, x_batch, y_batch)[0]
+            total += self._score(params_d, [(x_batch, rest)], y_batch)[0]
         return total / len(x)
 
     def test(
         self,
         params_d: Params,
-        places: slice | IntArray,
+        tests: Sequence[tuple[slice | IntArray, Arrays]],
         look: Look | None,
-        rest: Arrays,
     ) -> tuple[float, Array | None]:
         """Sum of the losses of a batch of test examples, and what ``look`` makes of its outputs and
-        targets.
+        targets. The batch comes in parts, each with the arrays beside the vector.
         """
         # Copies: a model or a loss may change in place what it gets.
-        x, y = (part[places].clone() for part in self._data[2:])
-        loss, output = self._score(params_d, rest, model_inputs(self._task, x), y)
+        parts = [[part[places].clone() for part in self._data[2:]] for places, _ in tests]
+        batch = [
+            (model_inputs(self._task, x), arrays)
+            for (x, _), (_, arrays) in zip(parts, tests, strict=True)
+        ]
+        y = together([y for _, y in parts])
+        loss, output = self._score(params_d, batch, y)
         if look is None:
             return loss, None
         return loss, look(as_array(output), y.cpu().numpy())
@@ -187,24 +193,26 @@ class ClientRunner:
     def _score(
         self,
         params_d: Params,
-        rest: Arrays,
-        x: Tensor,
+        batch: Sequence[tuple[Tensor, Arrays]],
         y: Tensor,
     ) -> tuple[float, Tensor]:
         """Sum of the losses, and the outputs."""
         # A copy, of which the model's parameters become views.
         self._tensors.load(torch.tensor(params_d, device=self._device))
-        self._tensors.load_rest(rest)
         rng = stream(self._seed, "dropout")
         with (
             torch.no_grad(),
             product_precision(self._device),
             seeded(rng, self._device, self._may_draw),
         ):
-            output = self._forward(x)
+            found = []
+            for x, arrays in batch:
+                self._tensors.load_rest(arrays)
+                found.append(self._forward(x))
+            output = together(found)
             # A mean over the batch; batches may differ in length, so that sums over examples are
             # added.
-            loss = self._task.loss(output, y).item() * len(x)
+            loss = self._task.loss(output, y).item() * len(y)
         return loss, output
 
     def _forgetful(self, x: Tensor) -> Tensor:
@@ -219,6 +227,13 @@ class ClientRunner:
         places = torch.as_tensor(rows).to(self._device)
         x, y = (part.index_select(0, places) for part in self._data[:2])
         return model_inputs(self._task, x), y
+
+
+def together(parts: Sequence[Tensor]) -> Tensor:
+    """Rows as one tensor; a single part stays as it is, in its own memory."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([*parts])
 
 
 def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
