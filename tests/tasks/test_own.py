@@ -24,6 +24,7 @@ from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import task_of
 from deltafl.tasks import Dataset, Task, check_task, cross_entropy, load_own
+from deltafl.tasks.metrics import Metric
 from deltafl.tasks.own import is_own, own_spec, short_name
 from tools.cli import deltafl_here
 
@@ -509,6 +510,108 @@ def probability(output: Any, y: Any) -> Any:
 )
 def test_losses_that_compare_an_output_with_its_own_target_are_right(task: Task) -> None:
     check_task(task, "mine.py", 0)
+
+
+def of_probabilities(output: Any, y: Any) -> Any:
+    p = output.reshape(y.shape)
+    return -(y * p.log() + (1 - y) * (1 - p).log()).mean()
+
+
+def of_cut_probabilities(output: Any, y: Any) -> Any:
+    return of_probabilities(output.clamp(1e-6, 1 - 1e-6), y)
+
+
+def of_ranks(output: Any, y: Any) -> Any:
+    z = output.reshape(len(y), -1)[:, 0]
+    return torch.nn.functional.softplus(z[:, None] - z[None]).mean()
+
+
+def ramp(output: Any, y: Any) -> Any:
+    return (1 - output.reshape(y.shape) * (2 * y - 1)).clamp(0, 1).mean()
+
+
+def with_zeros(width: int) -> torch.nn.Module:
+    layer = torch.nn.Linear(3, width)
+    torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    return layer
+
+
+def with_sigmoid(width: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Sigmoid())
+
+
+def labelled(y: Any, make: Any, loss: Any, metric: Any) -> Task:
+    """A task of one logit, or of two labels."""
+    width = y.shape[-1]
+    whole = replace(good().dataset, train_y=y.squeeze(), test_y=y[:4].squeeze(), num_classes=2)
+    task = replace(good(), dataset=whole, metric=metric, make_model=lambda: make(width))
+    return replace(task, loss=lambda output, y: loss(output.reshape(y.shape), y))
+
+
+BINARY = Y[:, None].astype(np.float32)
+
+
+@pytest.mark.parametrize("y", [BINARY, np.hstack([BINARY, BINARY])])
+@pytest.mark.parametrize("metric", ["accuracy", ("roc_auc", "f1"), "log_loss"])
+@pytest.mark.parametrize("loss", [torch.nn.BCELoss(), of_probabilities, of_cut_probabilities])
+def test_probabilities_are_refused_where_metrics_take_logits(
+    y: Any, metric: Any, loss: Any
+) -> None:
+    with pytest.raises(DeltaflError, match=r"leave out the Sigmoid .* BCEWithLogitsLoss"):
+        check_task(labelled(y, with_sigmoid, loss, metric), "mine.py", 0)
+    # These look at the order alone, and at nothing.
+    for other in ("roc_auc", "loss", Metric("own", lambda output, y: 0.5)):
+        check_task(labelled(y, with_sigmoid, loss, other), "mine.py", 0)
+
+
+@pytest.mark.parametrize("y", [BINARY, np.hstack([BINARY, BINARY])])
+@pytest.mark.parametrize("make", [with_zeros, with_sigmoid])
+@pytest.mark.parametrize("loss", [torch.nn.MSELoss(), torch.nn.BCEWithLogitsLoss(), of_ranks, ramp])
+def test_outputs_that_happen_to_be_between_0_and_1_are_right(y: Any, make: Any, loss: Any) -> None:
+    check_task(labelled(y, make, loss, "accuracy"), "mine.py", 0)
+
+
+def test_probabilities_of_classes_are_refused_for_the_log_loss_alone() -> None:
+    def loss(output: Any, y: Any) -> Any:
+        return torch.nn.functional.nll_loss(output.log(), y)
+
+    task = replace(
+        good(),
+        loss=loss,
+        make_model=lambda: torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Softmax(1)),
+    )
+    check_task(task, "mine.py", 0)
+    with pytest.raises(DeltaflError, match=r"leave out the Softmax .* CrossEntropyLoss"):
+        check_task(replace(task, metric=("accuracy", "log_loss")), "mine.py", 0)
+
+
+def of_all_classes(output: Any, y: Any) -> float:
+    """Fails where a class is not there, as some functions of scikit-learn do."""
+    if len(set(y.tolist())) < 3:
+        raise ValueError("too few classes")
+    return 0.5
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.sort(np.arange(300) % 3),
+        np.int64(np.arange(300) == 150) + 2 * np.int64(np.arange(300) == 151),
+    ],
+)
+def test_a_metric_that_needs_all_classes_is_tried_on_all_examples(y: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
+    task = replace(
+        good(),
+        dataset=Dataset("sorted", x, y, x, y, 3),
+        make_model=lambda: torch.nn.Linear(3, 3),
+        metric=of_all_classes,
+    )
+    check_task(task, "mine.py", 0)
+    fewer = replace(task.dataset, test_y=np.minimum(y, 1))
+    with pytest.raises(DeltaflError, match=r"of_all_classes failed on .*too few classes"):
+        check_task(replace(task, dataset=fewer), "mine.py", 0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ Every mistake is one sentence, before an experiment starts.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import isnan, nan
 from reprlib import repr as shown
@@ -19,7 +19,7 @@ from ..types import Array, IntArray, Rng
 from .base import Task
 from .dataset import Dataset
 from .losses import Module, Tensor
-from .metrics import METRICS, targets_of
+from .metrics import CLASSES, METRICS, NUMBERS, Metric, Numbers, targets_of
 from .partitions import are_rows
 
 
@@ -53,6 +53,15 @@ _LABELS: tuple[str, ...] = ("int64",)
 _TARGETS: tuple[str, ...] = ("float32", "int64")
 #: Test examples whose outputs are judged before an experiment.
 _TRIED_EXAMPLES = 64
+#: Metrics that are wrong for probabilities; others look at the order of examples alone.
+_OF_LOGITS = (
+    "accuracy",
+    "balanced_accuracy",
+    "f1_macro",
+    "f1_micro",
+    "f1_weighted",
+    "log_loss",
+)
 #: Classes, or different numbers, of which a loss is tried on one each.
 _TRIED_TARGETS = 256
 
@@ -428,18 +437,30 @@ def _shapes(model: Module) -> dict[str, tuple[int, ...]]:
 
 
 def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
-    """Judge the outputs on the first test examples, and random ones where these have no value."""
+    """Judge the outputs on some test examples; where these have no value, as many as there are
+    test examples, then random ones.
+    """
     from .modules import torch
 
     if {metric.name for metric in task.metrics} == {"loss"}:
         return
     data = task.dataset
-    y = data.test_y[:_TRIED_EXAMPLES].copy()
-    x = model_inputs(task, torch.tensor(data.test_x[:_TRIED_EXAMPLES].copy()))
+    x, some = spread_examples(task, _TRIED_EXAMPLES)
+    y = as_array(some)
     with torch.no_grad():
-        what = f"the model failed on the first {len(x)} test examples"
+        what = f"the model failed on {len(x)} test examples"
         output = as_array(_tried(what, lambda: model.eval()(x)))
     targets = targets_of(y, output.shape[1:], data.num_classes)
+    _check_logits(task, output, y, targets)
+
+    def tries() -> Iterator[tuple[Numbers, Numbers]]:
+        yield output, y
+        # Some examples may lack a class; all of them must not.
+        yield np.resize(output, (len(data.test_y), *output.shape[1:])), data.test_y
+        # A new model may answer the same to all, as one whose head begins at 0.
+        shape = (len(data.test_y), *output.shape[1:])
+        yield np.asarray(rng.normal(size=shape), np.float32), data.test_y
+
     for metric in task.metrics:
         if targets not in metric.targets:
             known = [other.name for other in METRICS.values() if targets in other.targets]
@@ -447,19 +468,65 @@ def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
                 f"metric is {metric.name}, which is not for {targets}; choose one of "
                 f"{', '.join(known)}"
             )
-        if metric.name == "loss" or not np.isfinite(output).all():
-            continue
-        # The first examples may be of one class; all of them must not.
-        enough = np.resize(output, (len(data.test_y), *output.shape[1:]))
-        if not isnan(metric(output, y)) or not isnan(metric(enough, data.test_y)):
-            continue
-        # A new model may answer the same to all, as one whose head begins at 0.
-        other = np.asarray(rng.normal(size=enough.shape), np.float32)
-        if isnan(metric(other, data.test_y)):
-            raise DeltaflError(
-                f"{metric.heading} has no value on these {len(data.test_y)} test examples, such as "
-                "of a single class; choose another metric, or other test examples"
-            )
+        if metric.name != "loss" and np.isfinite(output).all():
+            _require_value(metric, tries())
+
+
+def _require_value(metric: Metric, tries: Iterable[tuple[Numbers, Numbers]]) -> None:
+    """Refuse a metric that has no value on any of the outputs and targets."""
+    faults = []
+    for output, y in tries:
+        try:
+            if not isnan(metric(output, y)):
+                return
+        except DeltaflError as fault:
+            faults.append(fault)
+    if faults:
+        raise faults[0]
+    raise DeltaflError(
+        f"{metric.heading} has no value on these {len(y)} test examples, such as of a single "
+        "class; choose another metric, or other test examples"
+    )
+
+
+def _check_logits(task: Task, output: Numbers, y: Numbers, targets: str) -> None:
+    """Refuse probabilities where metrics take logits: outputs between 0 and 1 of a model whose
+    loss knows no others.
+    """
+    from .modules import torch
+
+    names = [metric.name for metric in task.metrics if metric.name in _OF_LOGITS]
+    layer = "Sigmoid"
+    right_loss = "BCEWithLogitsLoss"
+    if targets == CLASSES:
+        # The largest output is the same class.
+        names = [name for name in names if name == "log_loss"]
+        layer = "Softmax"
+        right_loss = "CrossEntropyLoss"
+    if not names or targets == NUMBERS or not ((output >= 0) & (output <= 1)).all():
+        return
+
+    def loss(output: Numbers) -> float:
+        try:
+            return float(task.loss(torch.tensor(np.float32(output)), torch.tensor(y)))
+        except OWN_ERRORS:
+            return nan
+
+    # Different numbers, for a loss of pairs of examples only knows their differences.
+    near, far = np.random.default_rng(0).uniform(0.1, 1, (2, *output.shape))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        below = loss(-near), loss(-3 * far)
+        above = loss(1 + near), loss(1 + 3 * far)
+        # Some losses cut off what is no probability.
+        is_cut = below[0] == below[1] and above[0] == above[1]
+        if not np.isfinite(loss(output)) or (np.isfinite(below + above).all() and not is_cut):
+            return
+    raise DeltaflError(
+        f"the model's outputs and its loss are probabilities, between 0 and 1, and {names[0]} "
+        f"takes logits: leave out the {layer} at its end and use {right_loss}, or give a metric of "
+        "your own"
+    )
 
 
 def _check_ends(task: Task, model: Module) -> None:
