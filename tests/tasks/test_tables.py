@@ -27,7 +27,15 @@ from PIL import Image
 from deltafl import DeltaflError, compare
 from deltafl.calls import Named
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.tasks import Task, check_task, from_huggingface, load_own, make_task, table_task
+from deltafl.tasks import (
+    Task,
+    check_task,
+    from_huggingface,
+    from_torch,
+    load_own,
+    make_task,
+    table_task,
+)
 from tools.cli import deltafl_here
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -550,7 +558,7 @@ def test_bad_arrays_are_named(tmp_path: Path, name: str, column: Any, words: str
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({}, "frame has no column 'client' that says .*--column.*--partition iid --clients 20.*kind"),
     ({"label": "kinds"}, r"data frame has no column 'kinds': .* the nearest are 'kind', "),
-    ({"column": "kind"}, "needs one row and a column of numbers besides"),
+    ({"column": "kind"}, "label and client are both the column .kind."),
     (
         {"test_share": 1, "partition": "iid", "clients": 3},
         "test_share is 1; it must be between 0 and 1",
@@ -834,6 +842,70 @@ def test_the_axis_of_channels_is_found_and_cells_may_be_tensors() -> None:
     data.features = {"x": SimpleNamespace(dtype="uint8")}
     with pytest.raises(DeltaflError, match=r"test part: row 1, .* the first row alone has bytes"):
         from_huggingface({"train": data, "test": shares}, **HF)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((6, 5, 3), (3, 6, 5)),
+        ((6, 5, 2), (2, 6, 5)),
+        ((2, 5, 3), (3, 2, 5)),
+        ((3, 6, 5), (3, 6, 5)),
+        ((1, 6, 4), (1, 6, 4)),
+        ((3, 4, 4), (3, 4, 4)),
+        ((3, 5, 3), (3, 5, 3)),
+        # Feature maps, of which the size says nothing.
+        ((8, 5, 7), (8, 5, 7)),
+        ((8, 8, 5), (8, 8, 5)),
+        ((6, 5), (1, 6, 5)),
+        ((3, 5), (1, 3, 5)),
+    ],
+)
+def test_channels_are_first_unless_the_last_axis_alone_may_be_theirs(
+    shape: tuple[int, ...], expected: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    data = Columns(**COLUMNS | {"x": [array] * 4})
+    with caplog.at_level("INFO", "deltafl"):
+        x = from_huggingface({"train": data, "test": data}, **HF).dataset.train_x
+    assert x.shape[1:] == expected
+    is_moved = len(shape) == 3 and shape != expected
+    np.testing.assert_array_equal(
+        x[0], array.transpose(2, 0, 1) if is_moved else array.reshape(expected)
+    )
+    assert ("first axis" in caplog.text) == (len(shape) == 3 and not is_moved)
+
+
+def test_pictures_have_their_channels_last_whatever_their_size() -> None:
+    data = Columns(**COLUMNS | {"x": [Image.new("RGB", (5, 3))] * 4})
+    x = from_huggingface({"train": data, "test": data}, **HF).dataset.train_x
+    assert x.shape == (4, 3, 3, 5)
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    data = Columns(**COLUMNS)
+    with pytest.raises(DeltaflError, match="name is 3; it must be a text"):
+        from_huggingface({"train": data, "test": data}, **HF | {"name": 3})
+    with pytest.raises(DeltaflError, match="name is 3; it must be a text"):
+        from_torch([], name=3)  # type: ignore[arg-type]
+
+
+def test_one_column_is_not_both_label_and_client() -> None:
+    table = pd.DataFrame({"x": np.arange(20.0), "who": np.arange(20) % 2})
+    for how in ({"column": "who"}, {"partition": "natural", "column": "who"}):
+        with pytest.raises(DeltaflError, match="label and client are both the column 'who'"):
+            table_task(table, "who", **how)  # type: ignore[arg-type]
+    data = Columns(x=[[k] for k in range(20)], who=[k % 2 for k in range(20)])
+    with pytest.raises(DeltaflError, match="label and client are both the column 'who'"):
+        from_huggingface(data, label="who", column="who")
+    assert table_task(table, "who", partition="iid", clients=2).num_clients == 2
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int16])
+def test_whole_numbers_of_numpy_are_names_beside_words(kind: type[Any]) -> None:
+    who = pd.Series(["north" if k % 3 == 0 else kind(k % 3) for k in range(60)], dtype=object)
+    table = pd.DataFrame({"x": np.arange(60.0), "client": who, "label": np.arange(60) % 2})
+    assert table_task(table).client_names == ["1", "2", "north"]
 
 
 def pictures(*modes: str) -> list[Any]:

@@ -153,7 +153,7 @@ def codes(values: Column) -> Coded:
         number_e = values.to_numpy(np.float64, na_value=np.nan)
         good_e = number_e == np.trunc(number_e)
     else:
-        good_e = np.array([isinstance(value, str | int) for value in values])
+        good_e = np.array([isinstance(value, str | int | np.integer) for value in values])
         words = values.astype(str).str.strip()
         good_e &= (words != "").to_numpy()
     require_all(

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from ..errors import OWN_ERRORS, DeltaflError, explained, require, unknown_name
+from ..errors import OWN_ERRORS, DeltaflError, explained, log, require, unknown_name
 from ..model_parts import as_array
 from ..types import Array
 from .base import Task
@@ -29,11 +29,14 @@ from .tables import (
     no_column,
     owners_of,
     random_share,
+    require_different,
     require_names,
+    require_text,
     task_of,
 )
 
-#: Of pictures: red, green, blue and how opaque they are.
+#: Of grey pictures, of those of red, green and blue, and how opaque they are.
+_CHANNELS = (1, 3, 4)
 _MOST_CHANNELS = 4
 
 
@@ -63,8 +66,9 @@ def from_huggingface(
             ``ClassLabel`` keeps the order of its classes, and parts are matched by their names.
         column: Column of the client that holds the row. Test rows of others belong to no client.
         inputs: Column of pictures of one size, which become uint8 (N, channels, height, width), of
-            tensors of one shape, which keep their axes, or of lists of numbers; the only other
-            column if None.
+            tensors of one shape, which keep their axes, of arrays, or of lists of numbers; the only
+            other column if None. Of arrays of three axes the last is that of channels where it has
+            up to 4 numbers and the first has not 1, 3 or 4, else the first.
         name: The name of the data in reports.
         make_model: Makes the model; softmax or linear regression if None.
         seed: Fixes the partition.
@@ -84,6 +88,7 @@ def from_huggingface(
     require("pandas", "sim")
     import pandas as pd
 
+    require_text(name)
     require_names(label=label, column=column, inputs=inputs, strata=strata)
     dealing = Dealing(partition, column, clients, alpha, seed, strata)
     trains, tests = _pieces(name, data)
@@ -95,6 +100,7 @@ def from_huggingface(
         )
     train = next(iter(used.values()))
     owner = dealing.owner(f"{name}'s train part", train.column_names)
+    require_different([label], owner)
     others = [each for each in train.column_names if each not in {label, owner or OWNER, strata}]
     if inputs is None and len(others) != 1:
         raise DeltaflError(
@@ -295,10 +301,11 @@ def _stacked(
         return x
     if x.ndim == 3:
         # Grey pictures come without an axis of channels.
-        x = x[..., np.newaxis]
+        return x[:, np.newaxis]
     _, first, _, last = x.shape
-    # Pictures have their channels last, other arrays perhaps first: the shorter axis, if that is
-    # clear.
-    if last <= _MOST_CHANNELS or last <= first:
+    are_last = last <= _MOST_CHANNELS and first not in _CHANNELS
+    if _is_picture(values[0]) or are_last:
         x = x.transpose(0, 3, 1, 2)
+    else:
+        log.info("the arrays in column %r have %d channels, their first axis", column, first)
     return np.ascontiguousarray(x)

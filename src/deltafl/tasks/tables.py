@@ -142,7 +142,8 @@ def table_task(
     owner = dealing.owner(name, frame)
     # Where a partition deals the rows, a column of clients is no feature either.
     features = frame.drop(columns=[*labels, owner or OWNER, strata], errors="ignore")
-    if owner in labels or features.empty:
+    require_different(labels, owner)
+    if features.empty:
         raise DeltaflError(
             f"{name} needs one row and a column of numbers besides the label and the client"
         )
@@ -309,6 +310,21 @@ def require_names(**given: object) -> None:
                 f"{setting} is {shown(value)}; it must be the name of a column, such as "
                 f"{setting}='outcome'; several labels are a list of different names"
             )
+
+
+def require_different(labels: Sequence[str], owner: str | None) -> None:
+    """Refuse a column that is to be predicted and says who holds a row."""
+    if owner in labels:
+        raise DeltaflError(
+            f"label and client are both the column {owner!r}; name another one with label "
+            "(--label) or column (--column), or let a partition deal the rows"
+        )
+
+
+def require_text(name: object) -> None:
+    """Refuse a name of data that is no text."""
+    if not isinstance(name, str):
+        raise DeltaflError(f"name is {shown(name)}; it must be a text, such as name='scans'")
 
 
 def no_column(

@@ -15,7 +15,7 @@ from .columns import TaskType
 from .huggingface import Pieces, from_huggingface, plain
 from .losses import MakeModel
 from .partitions import AnyPartition, find_partition
-from .tables import OWNER, Sent
+from .tables import OWNER, Sent, require_text
 
 
 def from_torch(
@@ -62,6 +62,7 @@ def from_torch(
     """
     from .draws import seeded
 
+    require_text(name)
     # A list of items, which a partition deals, is one data set.
     by_client = find_partition("natural" if partition is None else partition).uses_column
     if partition is None and _one_each(train, by_client) is None:
