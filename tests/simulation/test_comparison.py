@@ -5,6 +5,7 @@ folders.
 import re
 import subprocess
 import sys
+import tomllib
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -227,6 +228,24 @@ def test_samplers_that_rates_does_not_name_are_noted(
     options = QUICK | {"rates": {"uniform": 0.1}, "out": tmp_path}
     deltafl.compare("toy", "uniform,uniform+average=0.5", **options)
     assert "rates has none for uniform+average=0.5" in caplog.text
+
+
+@pytest.mark.parametrize("label", ["uniform+server_lr=2.0", "uniform @@ + server_lr=2"])
+def test_rates_are_found_in_any_spelling_of_a_label(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, label: str
+) -> None:
+    options = QUICK | {"rates": {label: 0.1, "full": 0.3}, "out": tmp_path}
+    deltafl.compare("toy", ["uniform+server_lr=2"], **options)
+    (run,) = tmp_path.glob("runs/*/config.toml")
+    assert tomllib.loads(run.read_text())["local_lr"] == 0.1
+    assert "rates has none" not in caplog.text
+    assert "rates has some for full, which samplers does not name" in caplog.text
+
+
+def test_rates_of_one_sampler_in_two_spellings_are_refused(tmp_path: Path) -> None:
+    rates = {"uniform+server_lr=2": 0.1, "uniform+server_lr=2.0": 0.2}
+    with pytest.raises(deltafl.DeltaflError, match=r"rates has two of uniform\+server_lr=2"):
+        deltafl.compare("toy", "uniform+server_lr=2", **QUICK | {"rates": rates, "out": tmp_path})
 
 
 def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(

@@ -9,7 +9,7 @@ sampler's class. Settings are those of a plan or a run, and override what is set
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -219,6 +219,22 @@ def spelled(label: str) -> str:
     with suppress(DeltaflError):
         return str(parse_label(label))
     return label
+
+
+def found_in(label: str, labels: Iterable[str]) -> str | None:
+    """Which of some labels means the same as another one, such as ``+server_lr=2`` and ``2.0``."""
+    of_text = {str(each): each for each in labels}
+    if str(label) in of_text:
+        return of_text[str(label)]
+    for each in of_text.values():
+        # Of what a file or an object names the text alone is known.
+        if isinstance(each, Named) or ".py:" in each + label:
+            continue
+        # What is no label is refused where it is used.
+        with suppress(DeltaflError):
+            if parse_label(each) == parse_label(label):
+                return each
+    return None
 
 
 def file_name(label: str) -> str:

@@ -78,6 +78,13 @@ def run_comparison(
     """
     require_simulator()
     yours = own_callbacks(callbacks)
+    # Rates that were tuned for more samplers serve a comparison of some of them.
+    unused = [label for label in settings.rates or {} if label not in settings.samplers]
+    if unused:
+        log.warning(
+            "rates has some for %s, which samplers does not name: they are not used",
+            ", ".join(unused),
+        )
     with locked(out):
         if recorded_settings(out) is None:
             require_no_others(out)

@@ -6,7 +6,7 @@ value used. All mistakes end in one sentence (``DeltaflError``) before anything 
 """
 
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
@@ -30,6 +30,7 @@ from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
 from ..samplers.base import RunFacts, Sampler
 from ..samplers.label import (
+    found_in,
     make_sampler,
     needs_value,
     parse_label,
@@ -508,7 +509,21 @@ class CompareSettings(Settings):
         if not spec.has_classes and "samplers" not in self.model_fields_set:
             # ``balanced`` needs labels.
             missing["samplers"] = tuple(label for label in self.samplers if label != "balanced")
+        if self.rates is not None:
+            missing["rates"] = self._rates_as_compared(self.rates)
         return missing
+
+    def _rates_as_compared(self, rates: Mapping[str, Rates]) -> dict[str, Rates]:
+        """The rates by label, spelled as in ``samplers``."""
+        found: dict[str, Rates] = {}
+        for label, own in rates.items():
+            name = found_in(label, self.samplers) or label
+            if name in found:
+                raise DeltaflError(
+                    f"rates has two of {name}, in other spellings: write those of each sampler once"
+                )
+            found[name] = own
+        return found
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
