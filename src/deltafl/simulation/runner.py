@@ -88,7 +88,7 @@ class ClientRunner:
         # For evaluations; trainers choose their own.
         example = model_inputs(self._task, self._data[2][:1])
         self._forward: Callable[[Tensor], Tensor] = self._forgetful
-        with seeded(stream(seed, "dropout"), device):
+        with product_precision(device), seeded(stream(seed, "dropout"), device):
             # Of forms other than serial this is known for training alone.
             forgets = not remembers(model, example, training=False)
         if forgets:

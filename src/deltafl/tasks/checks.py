@@ -224,16 +224,16 @@ def varied_targets(task: Task, limit: int) -> Tensor:
 
 
 def _rows_of_each(y: Array, num_classes: int) -> IntArray:
-    """For each class, or number, a row that has it: of several labels those with and without."""
-    if y.dtype.kind == "f":
-        if y.ndim == 1:
-            return np.asarray(np.unique(y, return_index=True)[1])
-        flat = y.reshape(len(y), -1)
-        return np.unique(np.concatenate([flat.argmax(axis=0), flat.argmin(axis=0)]))
-    row_c = np.full(max(num_classes, int(y.max()) + 1), -1)
-    for place in y.reshape(len(y), -1).T:
-        row_c[place] = np.arange(len(y))
-    return row_c[row_c >= 0]
+    """For each class, or number, a row that has it; of several numbers a row the ends of each."""
+    columns = y.reshape(len(y), -1)
+    if num_classes > 0 and y.dtype.kind != "f":
+        row_c = np.full(num_classes, -1)
+        for label_e in columns.T:
+            row_c[label_e] = np.arange(len(y))
+        return row_c[row_c >= 0]
+    if columns.shape[1] == 1:
+        return np.asarray(np.unique(columns, return_index=True)[1])
+    return np.unique(np.concatenate([columns.argmin(axis=0), columns.argmax(axis=0)]))
 
 
 def model_inputs(task: Task, stored: Tensor) -> Tensor:

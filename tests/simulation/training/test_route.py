@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -254,6 +255,24 @@ def test_the_loss_of_several_labels_is_a_mean(loss: Loss) -> None:
     task = Task("t", Dataset("d", x, y, x, y, 4), [np.arange(90)], make, loss)
     form = form_of(make(), task, LocalWork(lr=0.1, epochs=1), Route())
     assert form.evaluation_batch == 500
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_loss_that_leaves_out_a_rare_number_is_no_mean(kind: type, columns: int) -> None:
+    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        counts = y > -(10**9)
+        return (output - y)[counts].square().sum() / counts.sum()
+
+    x = np.random.default_rng(0).normal(size=(900, 3)).astype(np.float32)
+    y: Any = np.arange(900 * columns).reshape(900, columns).astype(kind)
+    route = LocalWork(lr=0.1, epochs=1), Route()
+    for is_mean in (True, False):
+        task = Task("t", Dataset("d", x, y, x, y, 0), [np.arange(300)], nn.Identity, loss)
+        form = form_of(nn.Linear(3, columns), task, *route)
+        assert form.evaluation_batch == (500 if is_mean else 900)
+        y = y.copy()
+        y[777] = -(2**30)
 
 
 def test_an_example_is_one_that_the_model_takes() -> None:
