@@ -106,6 +106,20 @@ def test_file_names(tmp_path: Path) -> None:
     assert file_name(f"uniform@@{control}:Mine") == "uniform@@mine.py_Mine"
 
 
+@pytest.mark.parametrize("folder", ["", "a/", "../a b/", "/a/b/", "C:\\a\\"])
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("uniform+lr_schedule={}x.py:f", "uniform+lr_schedule=_x.py_f_"),
+        ("census+scaffold+lr_schedule={}x.py:f", "census+lr_schedule=_x.py_f_+scaffold"),
+        ("{}my.py:S@@{}my.py:C", "my.py_S@@my.py_C"),
+        ("{0}my.py:S(a=1)+lr_schedule={0}x.py:f", "my.py_S(a=1)+lr_schedule=_x.py_f_"),
+    ],
+)
+def test_file_names_lose_folders_and_nothing_else(folder: str, label: str, name: str) -> None:
+    assert file_name(label.format(folder, folder)) == name
+
+
 def test_commas_inside_parentheses_do_not_split() -> None:
     text = "full, delta(alpha=(1,2),floor=0.1)@poisson , osmd,"
     assert split_labels(text) == ["full", "delta(alpha=(1,2),floor=0.1)@poisson", "osmd"]

@@ -244,7 +244,9 @@ def test_rates_are_found_in_any_spelling_of_a_label(
 
 def test_rates_of_one_sampler_in_two_spellings_are_refused(tmp_path: Path) -> None:
     rates = {"uniform+server_lr=2": 0.1, "uniform+server_lr=2.0": 0.2}
-    with pytest.raises(deltafl.DeltaflError, match=r"rates has two of uniform\+server_lr=2"):
+    with pytest.raises(
+        deltafl.DeltaflError, match=r"rates has uniform\+server_lr=2 in two spellings"
+    ):
         deltafl.compare("toy", "uniform+server_lr=2", **QUICK | {"rates": rates, "out": tmp_path})
 
 

@@ -12,11 +12,26 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation.comparing import run_comparison
 from deltafl.simulation.comparison import joined
 from deltafl.simulation.directory import RunDirectory
-from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
+from deltafl.simulation.pilot import PlanSettings
+from deltafl.simulation.settings import CompareSettings, RunSettings, grown, make_settings
+from deltafl.simulation.tune import TuneSettings
 from tools.cli import deltafl_here
 from tools.simulation import TINY, StopError, lines_of, quiet, reseal, run
 
 SMALL = {**TINY, "rounds": 4, "threshold": 0.99}
+
+#: A sampler and a schedule of the user's own.
+OWN = """
+from dataclasses import dataclass
+from deltafl.samplers.delta import FedPracIS
+
+@dataclass(frozen=True)
+class Mine(FedPracIS):
+    text: str = ""
+
+def half(round):
+    return 0.5
+"""
 
 
 def compare(out: Path, on_progress: Any = quiet, **given: object) -> Summary:
@@ -52,6 +67,69 @@ def test_a_comparison_grows_by_samplers_and_seeds(out: Path) -> None:
     assert [entry.sampler for entry in summary.samplers] == ["uniform", "full"]
     assert [[run.seed for run in entry.seeds] for entry in summary.samplers] == [[0, 3, 5]] * 2
     assert (out / "runs" / "uniform-seed0" / "timings.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("recorded", "again"),
+    [
+        ("pracdelta", "pracdelta()"),
+        ("pracdelta@pivotal+average=0.5", "pracdelta()@pivotal+average=.50"),
+        ("uniform+lr_schedule=mine.py:half", "uniform@systematic+lr_schedule={here}/mine.py:half"),
+        ("mine.py:Mine", "{here}/mine.py:Mine"),
+        ("{here}/mine.py:Mine", "./mine.py:Mine()"),
+    ],
+)
+@pytest.mark.parametrize("kind", [CompareSettings, TuneSettings, PlanSettings])
+def test_one_method_in_another_spelling_goes_on_as_it_is_recorded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[CompareSettings],
+    recorded: str,
+    again: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN)
+    first, second = (label.format(here=tmp_path) for label in (recorded, again))
+    before = make_settings(kind, {**TINY, "samplers": [first]})
+    # As a command has it: what is recorded, and the option.
+    now = make_settings(kind, {**before.model_dump(exclude_none=True), "samplers": [second]})
+    assert grown(before, now).samplers == (first,)
+    with pytest.raises(DeltaflError, match="are one method"):
+        make_settings(kind, {**TINY, "samplers": [first, second]})
+    if kind is CompareSettings:
+        rates = {**TINY, "samplers": [first], "rates": {second: 0.1}}
+        own = {**TINY, "samplers": [second], "rates": {first: 0.1}}
+        both = grown(make_settings(kind, rates), make_settings(kind, own))
+        assert both.rates == {first: {"local_lr": 0.1}}
+        with pytest.raises(DeltaflError, match="in two spellings"):
+            make_settings(kind, {**own, "rates": {first: 0.1, second: 0.2}})
+
+
+def test_a_respelled_method_is_not_played_again_and_joins(out: Path, tmp_path: Path) -> None:
+    summary = compare(out, samplers="uniform()", seeds=2)
+    assert [(entry.sampler, len(entry.seeds)) for entry in summary.samplers] == [("uniform", 2)]
+    compare(tmp_path / "other", samplers="uniform()", seeds=[2])
+    run(tmp_path / "run", **SMALL, sampler="uniform@systematic", seed=3)
+    found = joined([out, tmp_path / "other", tmp_path / "run"])
+    assert [(one.sampler, one.seed) for one in found.curves] == [("uniform", s) for s in range(4)]
+
+
+@pytest.mark.parametrize(("one", "other"), [("a?b", "a*b"), ("a b", "a/b")])
+def test_runs_that_would_share_a_folder_are_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: str, other: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN)
+    first, second = (f"mine.py:Mine(text={text!r})" for text in (one, other))
+    out = tmp_path / "out"
+    with pytest.raises(DeltaflError, match="would both be called"):
+        compare(out, samplers=[first, second], seeds=1)
+    assert not out.exists()
+    compare(out, samplers=[first], seeds=1, rounds=1)
+    before = (out / "config.toml").read_bytes()
+    with pytest.raises(DeltaflError, match="would both be called"):
+        compare(out, samplers=[second], seeds=1, rounds=1)
+    assert (out / "config.toml").read_bytes() == before
 
 
 def test_a_label_with_settings_is_played_as_a_comparison_with_them(

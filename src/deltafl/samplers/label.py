@@ -8,8 +8,9 @@ sampler's class. Settings are those of a plan or a run, and override what is set
 ``delta(alpha=theory)``.
 """
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -210,31 +211,25 @@ def base_name(label: str) -> str:
 
 
 def spelled(label: str) -> str:
-    """A label of the library's in its usual spelling, in which two that mean the same are one; any
-    other text as it is.
+    """A label in its usual spelling, in which two that mean the same are one: the same options in
+    another order, or one file by several paths. Nothing of the user's is imported for it.
     """
-    if isinstance(label, Named) or ".py:" in label:
+    # A class has no other spelling than that of ``label_of``.
+    if isinstance(label, Named):
         return label
     # What is no label is refused where it is used.
     with suppress(DeltaflError):
-        return str(parse_label(label))
+        method, settings = split_settings(label)
+        if ".py:" not in method:
+            method = str(parse_label(method))
+        # 2 and 2.0 are one number.
+        whole = {
+            name: int(value)
+            for name, value in settings.items()
+            if isinstance(value, float) and value.is_integer()
+        }
+        return _tidy(method, settings | whole, _in_place)
     return label
-
-
-def found_in(label: str, labels: Iterable[str]) -> str | None:
-    """Which of some labels means the same as another one, such as ``+server_lr=2`` and ``2.0``."""
-    of_text = {str(each): each for each in labels}
-    if str(label) in of_text:
-        return of_text[str(label)]
-    for each in of_text.values():
-        # Of what a file or an object names the text alone is known.
-        if isinstance(each, Named) or ".py:" in each + label:
-            continue
-        # What is no label is refused where it is used.
-        with suppress(DeltaflError):
-            if parse_label(each) == parse_label(label):
-                return each
-    return None
 
 
 def file_name(label: str) -> str:
@@ -248,20 +243,44 @@ def file_name(label: str) -> str:
     # Others are kept as they are: older records have them, and classes of another process are not
     # known here.
     if ".py:" in label:
-        label = re.sub(r"[^@]*[/\\](?=[^(@]*\.py)", "", _tidy(label))
+        label = _tidy(*split_settings(label), _without_folders)
     elif "(" in label and base_name(label) in SAMPLERS:
         label = str(parse_label(label))
     return re.sub(r"[^\w@()=,.+-]", "_", label)
 
 
-def _tidy(label: str) -> str:
-    """A label in a usual spelling, by its text alone: nothing of the user's is imported for it."""
-    method, settings = split_settings(label)
-    parts = [write_call(*parse_call(part)) for part in split_outside(method, "@")]
+def _tidy(method: str, settings: Mapping[str, Any], written: Callable[[str], str]) -> str:
+    """A label in a usual spelling, by its text alone; ``written`` is how files are named."""
+    parts = []
+    for part in split_outside(method, "@"):
+        name, options = parse_call(part)
+        parts.append(write_call(written(name), options))
     text = "@".join(parts).rstrip("@")
     for name, value in sorted(settings.items()):
-        text += f"+{name}" if value is True else f"+{write_setting(name, value)}"
+        setting = write_setting(name, value)
+        if value is True:
+            setting = name
+        elif isinstance(value, str):
+            setting = write_setting(name, written(value))
+        text += f"+{setting}"
     return text
+
+
+def _in_place(name: str) -> str:
+    """The name of a file's sampler or function by the file's own path; other names stay."""
+    file, suffix, rest = name.partition(".py:")
+    if not suffix:
+        return name
+    return f"{os.path.realpath(f'{file}.py')}:{rest}"
+
+
+def _without_folders(name: str) -> str:
+    """The same by the file's name alone."""
+    file, suffix, rest = name.partition(".py:")
+    if not suffix:
+        return name
+    last = re.split(r"[/\\]", file)[-1]
+    return f"{last}{suffix}{rest}"
 
 
 def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:

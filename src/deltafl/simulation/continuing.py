@@ -4,6 +4,8 @@ rounds.
 
 from pathlib import Path
 
+from ..errors import DeltaflError
+from ..samplers.label import file_name
 from ..store.own_python import files_named, only
 from ..types import Json
 from .directory import recorded_settings, write_header, write_settings
@@ -32,15 +34,30 @@ def continued(
     code = known or Code.of(settings)
     recorded = recorded_settings(out)
     if recorded is None:
+        _require_own_places(settings)
         return settings, None, code
     with only(None if trust_code else files_named(settings.model_dump())):
         require_objects(out, recorded, settings)
         before = make_settings(type(settings), with_objects(recorded, settings))
         settings = grown(before, settings)
+        _require_own_places(settings)
         if known is None:
             code = code.and_of(settings)
         require_same_code(out, code, before, is_one_call=known is not None)
     return settings, before, code
+
+
+def _require_own_places(settings: Settings) -> None:
+    """Refuse two methods whose runs would be in one place."""
+    first = dict[str, str]()
+    for label in settings.labels():
+        other = first.setdefault(file_name(label), label)
+        if other != label:
+            raise DeltaflError(
+                f"the runs of {label} and of {other} would both be called {file_name(label)}, "
+                "which names no folders and few signs: rename a file or a value of one of them, "
+                "or leave it out"
+            )
 
 
 def note_settings(

@@ -30,7 +30,6 @@ from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
 from ..samplers.base import RunFacts, Sampler
 from ..samplers.label import (
-    found_in,
     make_sampler,
     needs_value,
     parse_label,
@@ -431,6 +430,10 @@ class Settings(BaseModel):
         """These settings with the samplers and seeds of ``before``, too."""
         return self
 
+    def spelled_as(self, before: Self) -> Json:
+        """The labels of methods, as they are spelled in ``before``, where they are there."""
+        return {}
+
     def labels(self) -> tuple[str, ...]:
         """The samplers that are played."""
         return ()
@@ -449,6 +452,12 @@ class RunSettings(Settings):
     def labels(self) -> tuple[str, ...]:
         """The sampler."""
         return (self.sampler,)
+
+    def spelled_as(self, before: Self) -> Json:
+        """The label, as it is spelled in ``before``, if it is the same method."""
+        if spelled(self.sampler) != spelled(before.sampler):
+            return {}
+        return {"sampler": before.sampler}
 
     def own_task(self, seed: int = 0, try_out: bool = True) -> Task:
         """The task of a user's file or table with the run's seed; it can be sent to workers."""
@@ -510,20 +519,27 @@ class CompareSettings(Settings):
             # ``balanced`` needs labels.
             missing["samplers"] = tuple(label for label in self.samplers if label != "balanced")
         if self.rates is not None:
-            missing["rates"] = self._rates_as_compared(self.rates)
+            missing["rates"] = self._by_labels(self.rates, self.samplers)
         return missing
 
-    def _rates_as_compared(self, rates: Mapping[str, Rates]) -> dict[str, Rates]:
-        """The rates by label, spelled as in ``samplers``."""
-        found: dict[str, Rates] = {}
+    @staticmethod
+    def _by_labels(rates: dict[str, Rates], labels: Iterable[str]) -> dict[str, Rates]:
+        """Rates by labels as they are spelled there."""
+        known = {spelled(label): label for label in labels}
+        found = dict[str, Rates]()
         for label, own in rates.items():
-            name = found_in(label, self.samplers) or label
+            name = known.get(spelled(label), label)
             if name in found:
-                raise DeltaflError(
-                    f"rates has two of {name}, in other spellings: write those of each sampler once"
-                )
+                raise DeltaflError(f"rates has {name} in two spellings; name each method once")
             found[name] = own
         return found
+
+    def spelled_as(self, before: Self) -> Json:
+        """The labels, and those of ``rates``, as they are spelled in ``before``, where they are."""
+        known = {spelled(label): label for label in before.samplers}
+        samplers = tuple(known.get(spelled(label), label) for label in self.samplers)
+        rates = self.rates and self._by_labels(self.rates, (*before.samplers, *samplers))
+        return {"samplers": samplers, "rates": rates}
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
@@ -711,6 +727,9 @@ def differing(before: AnySettings, now: AnySettings) -> list[tuple[str, Any, Any
     """
     old = before.deciding(now)
     new = now.deciding(before)
+    # One method may be spelled in two ways.
+    if "sampler" in new and spelled(old["sampler"]) == spelled(new["sampler"]):
+        old["sampler"] = new["sampler"]
     return [(key, old[key], new[key]) for key in new if old[key] != new[key]]
 
 
@@ -737,7 +756,7 @@ def grown(before: AnySettings, now: AnySettings) -> AnySettings:
     Other settings that change results, fewer rounds, and more that differ from those played at once
     are refused.
     """
-    now = now.model_copy(update=_spelled_as_before(before, now))
+    now = now.model_copy(update=_spelled_as_before(before, now) | now.spelled_as(before))
     for key, old, new in differing(before, now):
         if key != "rounds" or new < old:
             raise DeltaflError(

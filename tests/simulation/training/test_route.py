@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -55,6 +55,8 @@ class Looks(nn.Module):
 BATCH_NORM = nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.BatchNorm1d(5))
 DROPOUT = nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.Dropout(0.5))
 RANDOM = nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.RReLU())
+# It draws for numbers below 0 alone.
+nn.init.constant_(cast(nn.Linear, RANDOM[1]).bias, -9.0)
 MLP = MODELS["mlp"][0]()
 
 
