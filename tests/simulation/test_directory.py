@@ -2,13 +2,16 @@
 folder.
 """
 
+import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import deltafl
 from deltafl import (
     DeltaflError,
     Plan,
@@ -21,12 +24,15 @@ from deltafl import (
 )
 from deltafl.scale.named_arrays import named_arrays
 from deltafl.server.optimizers import make_server_optimizer
-from deltafl.simulation.directory import RunDirectory, locked, recorded_settings
+from deltafl.simulation.checkpoint import change_checkpoint, read_checkpoint
+from deltafl.simulation.directory import DivergedError, RunDirectory, locked, recorded_settings
 from deltafl.simulation.record import read_run
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.store.lines import append_line
 from tools.cli import deltafl_here
 from tools.kills import kills
-from tools.simulation import run
+from tools.simulation import TINY, StopError, lines_of, run, stop_after
 
 PLAN = Plan(
     Population.from_sizes([3, 1, 2, 5]),
@@ -222,3 +228,100 @@ def test_a_folder_in_use_is_refused_and_nothing_is_written(tmp_path: Path) -> No
     assert "another process is using out; wait for it" in done.stderr
     run(tmp_path / "out", task="toy", rounds=2)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+#: How a run may end: by its rounds, a rule, divergence, or with a model that looks wrong.
+ENDS: dict[str, dict[str, object]] = {
+    "whole": {},
+    "stopped": {"patience": 1, "local_lr": 1e-30, "rounds": 9},
+    "diverged": {"local_lr": 1e30},
+    "suspect": {"local_lr": 50.0, "rounds": 4},
+}
+
+
+@pytest.fixture(scope="module", params=ENDS)
+def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has ended; copy it before you change it."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    with suppress(DivergedError):
+        run(folder, **{**TINY, **ENDS[request.param]})
+    last = lines_of(folder)[-1]
+    assert {"whole": "test"}.get(request.param, request.param) in last
+    return folder
+
+
+def added(folder: Path) -> None:
+    """Another round, as if it had been played."""
+    for name in ("rounds.jsonl", "timings.jsonl"):
+        file = folder / name
+        last = json.loads(file.read_text().splitlines()[-1])
+        more = {**last, "round": last["round"] + 1}
+        for why in ("stopped", "diverged", "suspect"):
+            more.pop(why, None)
+        append_line(file, more)
+
+
+def edited(folder: Path) -> None:
+    file = folder / "clients.json"
+    known = json.loads(file.read_text())
+    known["accuracy"][-1][0] = 0.123
+    file.write_text(json.dumps(known) + "\n")
+
+
+def foreign(folder: Path) -> None:
+    other = folder.with_name("other")
+    run(other, **TINY, seed=1)
+    (other / "clients.json").replace(folder / "clients.json")
+
+
+def gone(folder: Path) -> None:
+    (folder / "clients.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (added, "rounds.jsonl has rounds up to"),
+        (edited, "clients.json is not as it was written"),
+        (foreign, "clients.json is not as it was written"),
+        (gone, "clients.json is not there"),
+    ],
+)
+def test_what_a_run_has_ended_with_is_read_as_it_was_written(
+    ended: Path, tmp_path: Path, change: Callable[[Path], None], words: str
+) -> None:
+    folder = Path(shutil.copytree(ended, tmp_path / "run"))
+    before = deltafl.load(folder)
+    settings = make_settings(RunSettings, recorded_settings(folder) or {})
+    change(folder)
+    with pytest.raises(DeltaflError, match=words):
+        read_run(RunDirectory(folder), settings)
+    # Some that go on after their end are unfinished, and a resume cuts off what was added.
+    with pytest.raises(DeltaflError, match=f"{words}|is not finished"):
+        deltafl.load(folder)
+    # As the versions before wrote it.
+    mark = read_checkpoint(folder)
+    assert mark is not None and "clients.json" in mark.ended
+    if change is not added:
+        lines = {name: seal for name, seal in mark.ended.items() if name != "clients.json"}
+        change_checkpoint(folder, ended=lines)
+        assert deltafl.load(folder).curves[0].round_r[-1] == before.curves[0].round_r[-1]
+
+
+def test_what_ended_goes_on_and_is_sealed_again(tmp_path: Path) -> None:
+    """With another threshold, again, more rounds, and killed in between."""
+    given = {**TINY, "checkpoint_every": 2}
+    for more in ({}, {"threshold": 0.05}, {"threshold": 0.05}, {"rounds": 12}, {"rounds": 20}):
+        given |= more
+        if given["rounds"] == 12:
+            with suppress(StopError):
+                run_single(make_settings(RunSettings, given), tmp_path / "run", stop_after(9))
+            settings = make_settings(RunSettings, given)
+            assert len(read_run(RunDirectory(tmp_path / "run"), settings).round_r) > 6
+        run(tmp_path / "run", **given)
+        mark = read_checkpoint(tmp_path / "run")
+        assert mark is not None and {*mark.ended} == {"clients.json"}
+        assert deltafl.load(tmp_path / "run").curves[0].value_km is not None
+        kept = (tmp_path / "run" / "clients.json").read_bytes()
+    run(tmp_path / "at_once", **given)
+    assert (tmp_path / "at_once" / "clients.json").read_bytes() == kept

@@ -198,7 +198,11 @@ def tried(
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(played, folder)
     place = folder / file
-    write(place, planted(opened(place), path, entry))
+    content = planted(opened(place), path, entry)
+    # As older records are: a checksum would hide the rest.
+    if isinstance(content, dict) and "sweep" in file.parts and path[:1] != ("crc32",):
+        content.pop("crc32", None)
+    write(place, content)
     if place.name != FILE and (place.parent / FILE).exists():
         reseal(place.parent)
     for reader in readers:

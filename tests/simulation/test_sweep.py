@@ -28,6 +28,7 @@ from deltafl.simulation.record import (
     RunRecord,
     RunStore,
     read_record,
+    record_line,
     record_of,
     write_record,
 )
@@ -136,6 +137,7 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_record(job: Job, tmp_pa
 def change(path: Path, **settings: object) -> None:
     """Write other settings into a record; None takes one out."""
     content = json.loads(path.read_text())
+    content.pop("crc32", None)  # as older ones are
     content["settings"] = {
         k: v for k, v in (content["settings"] | settings).items() if v is not None
     }
@@ -214,6 +216,20 @@ def test_a_record_survives_its_file_and_a_broken_one_is_named(tmp_path: Path) ->
     assert back.accuracy == [None, None]
     assert back.loss == [1.23457, None]
     assert back.run().probes["norm_max"] == [3.1416]
+    whole = path.read_text()
+    for old, new in (
+        ('"loss":[1.23', '"loss":[9.23'),
+        ('"seed":', '"seed": '),
+        ('"crc32":"', '"crc32":"0'),
+        ('"crc32":"', '"crc32": null, "x":"'),
+    ):
+        assert old in whole
+        path.write_text(whole.replace(old, new))
+        with pytest.raises(DeltaflError, match=r"x\.json is not as it was written"):
+            read_record(path)
+    # As versions before wrote it, and as records are packed.
+    path.write_text(record_line(record))
+    assert "crc32" not in path.read_text() and read_record(path) == back
     path.write_text('{"part": 1}')
     with pytest.raises(
         DeltaflError, match=r"is not the record of a run: part: .* delete it to run again"

@@ -58,4 +58,8 @@ def reseal(folder: Path) -> None:
     """Give the checkpoint the checksums of the files as they are now."""
     mark = read_checkpoint(folder)
     assert mark is not None
-    change_checkpoint(folder, files={name: seal_of(folder / name) for name in mark.files})
+    changes = {
+        part: {name: seal_of(folder / name) for name in known}
+        for part, known in (("files", mark.files), ("ended", mark.ended))
+    }
+    change_checkpoint(folder, **changes)

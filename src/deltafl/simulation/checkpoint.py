@@ -29,7 +29,8 @@ class Checkpoint(NamedTuple):
     run: str  #: the random name
     settings: Json
     files: dict[str, Seal]  #: of the files beside it, without which none is whole
-    #: of all lines, if the run has ended without another checkpoint
+    #: of ``clients.json``, if the run has ended, and of all lines, if that was without another
+    #: checkpoint
     ended: dict[str, Seal]
     memory: str | None = None  #: the folder of the clients' updates
     #: the one in that folder when this was written; the next one is of this round

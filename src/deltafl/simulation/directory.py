@@ -9,7 +9,8 @@
                                 the same settings
     DIR/timings.jsonl           one line a round: wall clock
     DIR/checkpoint.safetensors  the last good state, with the settings, and the lengths and
-                                checksums of the files above at that moment
+                                checksums of the files above at that moment, and of clients.json
+                                when the run has ended
     DIR/clients.json            at the end of the run: each client's size, and its accuracy with
                                 each of the last models
     DIR/census.safetensors      every client's answer, if the run began with a census
@@ -215,7 +216,7 @@ class RunDirectory:
     def environment(self) -> Json:
         """Versions, hardware and data, as they were when the run was started."""
         missing = {"data": "unknown", "data_crc32": ""}
-        return missing | noted(self._whole("environment.json"))
+        return missing | noted(self.whole("environment.json"))
 
     def append(
         self,
@@ -227,15 +228,15 @@ class RunDirectory:
             append_line(self.path / name, line)
         ends = {"diverged", "suspect"} & round_line.keys()
         if ends and (self.path / FILE).exists():  # no other checkpoint will hold these lines
-            change_checkpoint(self.path, ended=self._seals(LINE_FILES))
+            change_checkpoint(self.path, ended=self._seals((*LINE_FILES, CLIENTS)))
 
     def lines(self, name: str) -> Iterator[Json]:
         """The lines of ``rounds.jsonl`` or ``timings.jsonl``, one by one; an error if they are
         not as written.
         """
-        return read_lines(self._whole(name), KINDS[name], CURE)
+        return read_lines(self.whole(name), KINDS[name], CURE)
 
-    def _whole(self, name: str) -> Path:
+    def whole(self, name: str) -> Path:
         """A file of the folder; an error if it is not as the last checkpoint has it."""
         mark = read_checkpoint(self.path)
         if mark is not None:
@@ -251,7 +252,8 @@ class RunDirectory:
         if line.get("round") != timing.get("round"):
             return {}
         mark = read_checkpoint(self.path)
-        if mark is not None and mark.ended and not mark.is_whole(self.path / LINE_FILES[0]):
+        log = LINE_FILES[0]
+        if mark is not None and log in mark.ended and not mark.is_whole(self.path / log):
             return {}
         if mark is not None and line.get("round", mark.round) < mark.round:
             raise DeltaflError(f"{self.path / FILE} is of a later round than its lines: {CURE}")
@@ -304,8 +306,10 @@ class RunDirectory:
             )
         require_same_model(self.path, known.get("model", {}), now["model"])
 
-    def save(self, state: RoundState) -> RoundState:
-        """Write a checkpoint after the rounds appended so far; returns the state to go on with."""
+    def save(self, state: RoundState, is_last: bool = False) -> RoundState:
+        """Write a checkpoint after the rounds appended so far, the one that ends the run if
+        ``is_last``; returns the state to go on with.
+        """
         before = read_checkpoint(self.path)
         if before is None:
             before = Checkpoint(
@@ -315,8 +319,12 @@ class RunDirectory:
                 {},
                 {},
             )
-        there = [name for name in (*LINE_FILES, *_FIXED) if (self.path / name).exists()]
-        mark = before._replace(round=state.round, files=self._seals(there, before))
+        mark = before._replace(
+            round=state.round,
+            files=self._seals((*LINE_FILES, *_FIXED), before),
+            # Before, it is written again after every round.
+            ended=self._seals([CLIENTS]) if is_last else {},
+        )
         if self._memory is not None:
             # The rows in the folder are still those of the checkpoint before, and so is their note.
             mark = mark._replace(
@@ -337,16 +345,19 @@ class RunDirectory:
         names: Iterable[str],
         before: Checkpoint | None = None,
     ) -> Json:
-        """Bring files to the disk; their seals, reading only what was added to those ``before``."""
+        """Bring the files that are there to the disk; their seals, reading only what was added to
+        those ``before``.
+        """
         known = before.files if before else {}
-        for name in names:
+        there = [name for name in names if (self.path / name).exists()]
+        for name in there:
             sync(self.path / name)
         return {
             name: seal_of(
                 self.path / name,
                 known.get(name, NOTHING),
             )
-            for name in names
+            for name in there
         }
 
     def save_suspect(self, state: RoundState) -> None:
@@ -356,9 +367,13 @@ class RunDirectory:
 
     def save_settings(self, settings: Settings) -> None:
         """Write other settings than the run began with: it goes on with more rounds."""
-        if (self.path / FILE).exists():
-            now = settings.model_dump(mode="json", exclude_none=True)
-            change_checkpoint(self.path, settings=now)
+        mark = read_checkpoint(self.path)
+        if mark is not None:
+            changes: Json = {"settings": settings.model_dump(mode="json", exclude_none=True)}
+            # The clients are noted anew after more rounds, and after another threshold they stay.
+            if changes["settings"]["rounds"] != mark.settings.get("rounds"):
+                changes["ended"] = {}
+            change_checkpoint(self.path, **changes)
         write_settings(self.path, settings)
 
     def require_settings(self, now: RunSettings, rounds: int | None = None) -> None:
@@ -416,7 +431,7 @@ class RunDirectory:
         """
         if read_checkpoint(self.path) is None:
             return None
-        return read_array(self._whole(CENSUS), CURE, "answer_mk")
+        return read_array(self.whole(CENSUS), CURE, "answer_mk")
 
     def _read_all(self) -> dict[str, Array] | None:
         """The arrays of the checkpoint, if everything beside it belongs to it."""
@@ -455,7 +470,7 @@ class RunDirectory:
         if mark is None:
             return
         # The lines that it has sealed are cut off by now.
-        if mark.ended:
+        if LINE_FILES[0] in mark.ended:
             change_checkpoint(self.path, ended={})
         if self._memory is not None:
             write_note(self._memory, Note(mark.round, mark.run))

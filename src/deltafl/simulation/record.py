@@ -10,6 +10,7 @@ A run's own folder takes megabytes and is deleted when the run is finished; its 
 """
 
 import json
+import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -29,7 +30,8 @@ from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
 from ..samplers.label import file_name
 from ..store import checked, plain_json, read_json, write_atomically
-from ..store.files import below, make_folder
+from ..store.files import below, make_folder, read_text
+from ..store.values import parsed
 from ..tasks.base import Task
 from ..tasks.metrics import METRICS, Metric
 from ..types import FloatArray, IntArray, Json, Judge, judge_of
@@ -39,11 +41,15 @@ from .lines import Count, Round, Size, refused
 from .settings import FREE_ON_RESUME, RunSettings, differing
 
 UNFINISHED = "unfinished"
+#: What a record's file has after its last entry; a packed record has none.
+_CHECKSUM = ',"crc32":'
 _CURVES = (
     *("accuracy", "loss", "seconds", "cpu_seconds", "bytes"),
     # A run may be without them, or its record is older.
     *("client_accuracy", "clock", "client_seconds", "bytes_up", "trainings", "cost"),
 )
+#: What the last line of a run may have, and no other.
+_ENDS = {"stopped", "diverged", "suspect"}
 #: Settings that say where and how a run is computed, not what; they are not compared and not
 #: recorded.
 _HOW = FREE_ON_RESUME | {"memory_path", "device"}
@@ -287,6 +293,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     evaluated = [line for line in lines[1:] if "test" in line]
     if not evaluated or not rounds == timed == list(range(len(rounds))):
         raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
+    _require_no_more(directory.path, lines, settings.rounds)
     at_r = np.array([line["round"] for line in evaluated], np.int64)
 
     def summed(per_round: list[float | None]) -> FloatArray:
@@ -313,7 +320,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     if settings.client_costs is not None:
         cost_r = summed([line.get("cost", 0) for line in lines])
     m = directory.num_clients()
-    noted = noted_clients(directory.path)
+    noted = noted_clients(directory.whole(CLIENTS).parent)
     num_examples_m = _floats(noted.num_examples) if noted.num_examples else None
     sizes = {len(noted.num_examples) or m, m}
     if len(drawn_n) != len(count_n) or not drawn_n.max(initial=-1) < m or len(sizes) > 1:
@@ -355,6 +362,18 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         fairness=None if value_km is None else fairness_of(value_km, judge.higher),
         **spent,
     )
+
+
+def _require_no_more(folder: Path, lines: Sequence[Json], rounds: int | None) -> None:
+    """Refuse lines that follow the end of a run: it has not played them."""
+    ends = [line["round"] for line in lines if _ENDS & line.keys()]
+    end = min([*ends, rounds or len(lines)])
+    if lines[-1]["round"] > end:
+        raise DeltaflError(
+            f"{folder / LINE_FILES[0]} has rounds up to {lines[-1]['round']}, and the run ended "
+            f"with round {end}: take the lines after it out, there and in {LINE_FILES[1]}, or "
+            f"{CURE}"
+        )
 
 
 def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
@@ -408,19 +427,23 @@ def measured_columns(lines: Iterable[Json]) -> dict[str, list[float | None]]:
 
 
 def write_record(record: RunRecord, path: Path) -> None:
-    """Write a record; the file appears in one step."""
+    """Write a record with its checksum; the file appears in one step."""
     make_folder(path.parent)
-    write_atomically(path, record_line(record))
+    line = record_line(record).rstrip()
+    write_atomically(path, f'{line[:-1]}{_CHECKSUM}"{zlib.crc32(line.encode()):08x}"}}\n')
 
 
 def read_record(path: Path) -> RunRecord:
     """Read what ``write_record`` wrote."""
-    return checked(
-        RunRecord,
-        read_json(path),
-        f"{path} is not the record of a run",
-        "delete it to run again",
-    )
+    cure = "delete it to run again"
+    text = read_text(path)
+    found = parsed(text, str(path))
+    # Older ones have none.
+    if isinstance(found, dict) and "crc32" in found:
+        line = f"{text.rpartition(_CHECKSUM)[0]}}}"
+        if found.pop("crc32") != f"{zlib.crc32(line.encode()):08x}":
+            raise DeltaflError(f"{path} is not as it was written, its checksum differs: {cure}")
+    return checked(RunRecord, found, f"{path} is not the record of a run", cure)
 
 
 class RunStore:

@@ -48,6 +48,6 @@ class Checkpoints(Callback):
         if run.watch.suspect is None:
             run.kept = round.number
             if run.group.is_first:
-                run.state = run.directory.save(run.state)
+                run.state = run.directory.save(run.state, round.is_last)
         elif round.is_last and run.group.is_first:
             run.directory.save_suspect(run.state)

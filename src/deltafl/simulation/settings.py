@@ -6,7 +6,7 @@ value used. All mistakes end in one sentence (``DeltaflError``) before anything 
 """
 
 import os
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
