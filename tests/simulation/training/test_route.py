@@ -22,6 +22,7 @@ from deltafl.simulation.training.route import (
     Route,
     cohort_size,
     dense_cohort_size,
+    find_device,
     form_of,
     keep_route,
     kept_route,
@@ -170,6 +171,15 @@ def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
     keep_route(route, tmp_path)
     keep_route(Route("loop"), tmp_path)
     assert kept_route(tmp_path) == route
+
+
+@pytest.mark.parametrize(
+    "number", ["999", "0000", "99999999999999", "9" * 5000, "-1", "1.5", "x", "٣"]
+)
+def test_a_device_that_is_not_there_is_one_sentence(number: str) -> None:
+    for name in (f"cuda:{number}", f"gpu:{number}"):
+        with pytest.raises(DeltaflError, match=r"finds .* GPUs; write 'auto'"):
+            find_device(name)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ A pure function of model, task, local work and settings; a run keeps it in its f
 """
 
 import json
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -269,7 +270,10 @@ def find_device(name: str) -> torch.device:
     count = torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and count == 0):
         return torch.device("cpu")
-    number = torch.device(name.replace("auto", "cuda")).index or 0
+    known = re.fullmatch(r"auto|cuda(:(?P<number>[0-9]{1,3}))?", name)
+    number = count
+    if known is not None:
+        number = int(known["number"] or 0)
     if number >= count:
         raise DeltaflError(
             f"device is {name!r}, but PyTorch {torch.__version__} finds {count} GPUs; write 'auto'"
