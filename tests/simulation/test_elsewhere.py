@@ -251,10 +251,17 @@ def test_what_is_no_executor_or_names_none_is_one_sentence(tmp_path: Path) -> No
         "dask": "needs its scheduler's address",
         "local:partition": "write options of sbatch such as",
         "slurm:partition=cpu": "slurm does not take these options.*slurm",
+        "local:x=1": "local does not take these options.*'x'",
+        "local:timeout_min=soon": "local does not take these options.*timeout_min",
     }.items():
         pytest.importorskip("submitit")
-        with pytest.raises(DeltaflError, match=why), named_executor(text, tmp_path):
+        with (
+            pytest.raises(DeltaflError, match=why) as caught,
+            named_executor(text, tmp_path / "results"),
+        ):
             pass
+        assert len(str(caught.value)) < 300
+        assert not (tmp_path / "results").exists()
     with Threads() as threads, pytest.raises(DeltaflError, match="leave it out with an executor"):
         played(tmp_path / "out", threads, "fedvarp", memory_path=str(tmp_path / "memory"))
 

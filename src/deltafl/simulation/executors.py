@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..errors import DeltaflError, explained, in_one_line, require, unknown_name
@@ -52,11 +53,25 @@ def _submitit(cluster: str, options: str, folder: Path) -> Iterator[Any]:
             )
         key = name if name in _SHARED else f"slurm_{name}"
         given[key] = int(value) if value.isdecimal() else value
-    with explained(f"{cluster} does not take these options"):
-        # Beside the runs: its workers and this process have to see it.
-        executor = submitit.AutoExecutor(folder / "submitit", cluster=cluster)
+
+    def made(place: Path) -> Any:
+        executor = submitit.AutoExecutor(place, cluster=cluster)
         executor.update_parameters(**given)
-    yield executor
+        return executor
+
+    refused = f"{cluster} does not take these options"
+    with explained(refused), TemporaryDirectory() as trial:
+        try:
+            made(Path(trial))  # which makes a folder before it looks at them
+        except NameError as error:
+            # What follows are all names that there are.
+            first = str(error).partition(". ")[0]
+            such = f"{cluster}:partition=cpu,timeout_min=60"
+            raise DeltaflError(
+                f"{refused}: {first}; write options of sbatch such as {such}"
+            ) from None
+    # Beside the runs: its workers and this process have to see it.
+    yield made(folder / "submitit")
 
 
 #: Name -> a context that gives an executor, from what follows the colon and the results' folder.
