@@ -46,6 +46,18 @@ def test_a_second_owner_is_refused_until_the_first_is_killed(tmp_path: Path) -> 
     assert not lock.exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="Linux has such a folder")
+@pytest.mark.parametrize("name", ["out.lock", "new/out.lock"])
+def test_where_no_lock_can_be_made_nobody_is_said_to_use_the_folder(name: str) -> None:
+    lock = Path("/proc/self", name)
+    with (
+        pytest.raises(DeltaflError, match=r"out\.lock") as caught,
+        owned(Path("out"), lock, "--out"),
+    ):
+        pass
+    assert "another process is using" not in str(caught.value)
+
+
 def test_a_lock_leaves_nothing_behind(tmp_path: Path) -> None:
     with owned(Path("out"), tmp_path / "new" / "out.lock", "--out"):
         pass

@@ -39,10 +39,17 @@ def owned(folder: Path, lock: Path, option: str, seconds: float = 0) -> Iterator
                 held.acquire(timeout=seconds)
                 break
             except Timeout:
-                raise DeltaflError(
-                    f"another process is using {folder}; wait for it, stop it, or choose another "
-                    f"{option}"
-                ) from None
+                if lock.exists():
+                    raise DeltaflError(
+                        f"another process is using {folder}; wait for it, stop it, or choose "
+                        f"another {option}"
+                    ) from None
+                # It has just been let go, or such a file cannot be made at all.
+                if seconds or not tries_left:
+                    raise DeltaflError(
+                        f"{lock} cannot be made, and it is to keep other processes out; choose "
+                        f"another {option}"
+                    ) from None
             except (FileNotFoundError, FileExistsError):
                 # Another process may have taken away the folder around it, which was empty.
                 if not tries_left:
