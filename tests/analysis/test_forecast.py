@@ -113,6 +113,21 @@ def test_what_all_clients_did_first_is_in_the_cost() -> None:
     assert asked.trainings.mean == pytest.approx(without.trainings.mean + 100)
 
 
+@pytest.mark.parametrize(("method", "setup"), [("uniform", 0.0), ("census", 30.0)])
+def test_no_interval_begins_below_a_first_round(method: str, setup: float) -> None:
+    trials = [Trial(method, 4, [course(pace, 400, 4, setup) for pace in (0.5, 8.0)])]
+    curve = Curve(trials, FULL, GOAL, between_sizes({4: 0.25}), Prices(training=1.0, round=6.0))
+    found = curve.at(4)
+    first = (1.0, 4 + setup, 10 + setup)
+    for interval, least in zip((found.rounds, found.trainings, found.cost), first, strict=True):
+        assert interval.low is not None and interval.high is not None
+        assert least == pytest.approx(interval.low) and interval.mean < interval.high
+    # One that is narrow stays as it was.
+    near = [Trial(method, 4, [course(pace, 400, 4, setup) for pace in (2.0, 2.1)])]
+    rounds = Curve(near, FULL, GOAL, between_sizes({4: 0.25}), Prices(training=1.0)).at(4).rounds
+    assert rounds == jackknife(lambda js: js.mean(axis=1), near[0].rounds_to(GOAL, FULL)[None])[0]
+
+
 def test_the_jackknife_of_two_seeds_by_hand() -> None:
     def mean(value_js: FloatArray) -> FloatArray:
         return np.asarray(value_js.mean(axis=1))

@@ -114,6 +114,11 @@ def test_without_a_task_it_recommends(tmp_path: Path) -> None:
         (("--samplers", "hics-fl"), "depend on the number of rounds"),
         (("--samplers", "uniform,uniform()"), "are one method"),
         (("--samplers", "census+average=0.5,census+average=.50"), "are one method"),
+        (("--set", "sample=3"), "a plan finds n"),
+        (("--set", "threshold=0.5"), "threshold does nothing beside goal"),
+        (("--set", "relative_error=0.5"), "sizes its cohorts by relative_error"),
+        (("--set", "sample=auto"), "sizes its cohorts by relative_error"),
+        (("--samplers", "uniform,census+budget=100"), "sizes its cohorts by budget"),
         (("--goal", "0.99", "--rounds", "2"), "cannot be reached"),
     ],
 )

@@ -263,14 +263,18 @@ class Curve:
         # The round of a census that moves no model comes before the first.
         lost = only_asks_first(self.method)
 
-        def numbers(rounds_js: FloatArray) -> FloatArray:
-            round_1 = self.rounds(size_1, rounds_js.mean(axis=1))
+        def after(round_1: FloatArray) -> FloatArray:
             use_1k = self.use(size_1, round_1)
             _, up, down, *_, trainings = use_1k[0]
             cost_1 = self._prices.spent(use_1k)
             return np.array([round_1[0] + lost, trainings, up + down, cost_1[0]])
 
-        rounds, trainings, megabytes, cost = jackknife(numbers, self.rounds_js)
+        def numbers(rounds_js: FloatArray) -> FloatArray:
+            return after(self.rounds(size_1, rounds_js.mean(axis=1)))
+
+        found = jackknife(numbers, self.rounds_js)
+        # No run ends before its first round, however far apart the seeds are.
+        rounds, trainings, megabytes, cost = map(_at_least, after(np.ones(1)).tolist(), found)
         is_tried = n in self._n_j
         return Forecast(self.method, n, is_tried, rounds, trainings, megabytes, cost)
 
@@ -317,6 +321,11 @@ def jackknife(numbers: Callable[[FloatArray], FloatArray], value_js: FloatArray)
         Interval(float(number), float(number / factor), float(number * factor))
         for number, factor in zip(found, factor_x, strict=True)
     ]
+
+
+def _at_least(least: float, interval: Interval) -> Interval:
+    ends = [None if end is None else max(end, least) for end in (interval.low, interval.high)]
+    return Interval(max(interval.mean, least), *ends)
 
 
 def _nonnegative(

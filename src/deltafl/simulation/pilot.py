@@ -33,6 +33,7 @@ from ..errors import DeltaflError
 from ..samplers.base import RunFacts
 from ..samplers.label import base_name, make_sampler, spelled, split_settings
 from ..samplers.table import SAMPLERS
+from ..server.table import sized_by
 from ..store import write_atomically
 from ..tasks.metrics import metric_of
 from ..tasks.own import is_own
@@ -143,6 +144,13 @@ class PlanSettings(CompareSettings):
                     f"{label} asks everybody, whatever n is: the plan plays it as its reference, "
                     "leave it out"
                 )
+        for label in self.methods:
+            sizing = sized_by(self.run(label, self.seeds[0]).part_settings())
+            if sizing is not None:
+                raise DeltaflError(
+                    f"{label} sizes its cohorts by {sizing}, and a plan is to find n: leave "
+                    f"{sizing} out"
+                )
         factors = factors_of(self.lr_schedule, self.rounds or 1)
         # Runs of a pilot grow.
         if factors != factors_of(self.lr_schedule, 2 * (self.rounds or 1))[: len(factors)]:
@@ -168,6 +176,18 @@ class PlanSettings(CompareSettings):
             raise DeltaflError(
                 f"the budget of {self.budget:g} is below one round: with one client that costs "
                 f"{least:g}"
+            )
+
+    def require_used(self, given: Json) -> None:
+        """Refuse n, which is found, and a threshold beside the goal."""
+        if "sample" in given:
+            raise DeltaflError(
+                "sample does nothing here: a plan finds n; write the numbers of clients to try as "
+                "cohorts, or leave it out"
+            )
+        if given.get("goal") is not None and "threshold" in given:
+            raise DeltaflError(
+                "threshold does nothing beside goal, which a plan is for: leave it out"
             )
 
     def deciding(self, beside: Self) -> Json:

@@ -419,6 +419,9 @@ class Settings(BaseModel):
             m=population.num_clients,
         )
 
+    def require_used(self, given: Json) -> None:
+        """Refuse what is given and is no setting of this command alone."""
+
     def deciding(self, beside: Self) -> Json:
         """What decides the results, and so has to be the same in ``beside``."""
         free = FREE_ON_RESUME | UNION
@@ -688,6 +691,7 @@ def refuse_ignored(settings: Settings, given: Json) -> None:
     """Refuse settings that task, partition and method do not look at; a file of settings may
     serve several of them.
     """
+    settings.require_used(given)
     is_synthetic = settings.task == "synthetic"
     partitions = [find_partition(settings.partition)] if settings.partition else []
     has_alpha = any(partition.uses_alpha for partition in partitions)
