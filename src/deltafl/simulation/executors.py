@@ -70,8 +70,10 @@ def _submitit(cluster: str, options: str, folder: Path) -> Iterator[Any]:
             raise DeltaflError(
                 f"{refused}: {first}; write options of sbatch such as {such}"
             ) from None
-    # Beside the runs: its workers and this process have to see it.
-    yield made(folder / "submitit")
+    with explained(refused):
+        # Beside the runs: its workers and this process have to see it.
+        executor = made(folder / "submitit")
+    yield executor
 
 
 #: Name -> a context that gives an executor, from what follows the colon and the results' folder.
