@@ -18,6 +18,7 @@ from conftest import population_of
 from deltafl.analysis import remarks
 from deltafl.cli.main import app
 from deltafl.server.watch import Watch
+from deltafl.simulation.callback import RoundDone
 from deltafl.simulation.comparing import run_comparison
 from deltafl.simulation.directory import DivergedError
 from deltafl.simulation.divergence import likely_cause
@@ -25,6 +26,7 @@ from deltafl.simulation.judged import Evaluation, Judged
 from deltafl.simulation.record import RunStore
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, task_of
+from deltafl.simulation.sweep import RoundReader
 from deltafl.simulation.watching import watch_over
 from deltafl.store import plain_json
 from deltafl.types import RejectedReply, RoundInfo
@@ -284,6 +286,21 @@ def test_commands_tell_how_runs_ended(tmp_path: Path) -> None:
     code, output = command("compare", **given, out=tmp_path / "out")
     assert code == 0
     assert "uniform-seed0 has a suspect end after 3 rounds: the test loss is" in output
+
+
+def test_a_reader_keeps_its_place_in_a_run_that_goes_on_after_a_suspect_end(
+    tmp_path: Path,
+) -> None:
+    """It may have read the old last line before the run begins to write its lines anew."""
+    run(tmp_path, **HIGH, rounds=3)
+    told: list[RoundDone] = []
+    settings = make_settings(RunSettings, {**HIGH, "rounds": 6})
+    reader = RoundReader(tmp_path, settings, told.append)
+    reader.read()
+    run(tmp_path, **HIGH, rounds=6)
+    for _ in range(2):
+        reader.read()
+    assert [done.round for done in told] == [4, 5, 6]
 
 
 def test_runs_with_a_suspect_end_play_on_side_by_side(tmp_path: Path) -> None:

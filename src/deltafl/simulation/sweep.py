@@ -206,7 +206,7 @@ def _play_side_by_side(
     on_round: OnRound,
 ) -> None:
     readers = [
-        _RoundReader(
+        RoundReader(
             player.place(job),
             job.settings,
             on_round,
@@ -235,12 +235,12 @@ def _play_side_by_side(
         tell(*(job.key for future, job in playing.items() if future.running()))
 
 
-class _RoundReader:
+class RoundReader:
     """Reads the rounds of a run that another process plays, in the run's folder.
 
     A run that goes on from a checkpoint cuts off what follows it and writes those rounds again. Up
-    to the last one their bytes are the same, so the place stays right that has been read in them;
-    the last line before may have said how the run ended, and says so no more.
+    to the last one their bytes are the same, so the place stays right that has been read in them.
+    The last line may say how the run ended, and says so no more when it goes on: it is read again.
     """
 
     def __init__(self, folder: Path, settings: RunSettings, on_round: OnRound) -> None:
@@ -264,8 +264,10 @@ class _RoundReader:
             line = line_of(text, RoundLine, str(self._folder), CURE)
             if line["round"] not in seconds:  # its timing is written next
                 return
-            self._place += len(text)
+            if "suspect" not in line:
+                self._place += len(text)
             if line["round"] > self._known:
+                self._known = line["round"]
                 self._on_round(
                     round_done(
                         self._settings,
