@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -233,6 +233,29 @@ def test_a_loss_that_is_no_mean_is_that_of_the_whole_test_set_whoever_owns_it(
     found = engine.evaluate(params_d)
     assert found.loss == pytest.approx(expected, rel=1e-5)
     assert found.accuracy == (output.argmax(1).numpy() == y).mean()
+
+
+@pytest.mark.parametrize("make", [softmax_net, Counts])
+def test_a_minibatch_whose_labels_are_all_ignored_has_no_loss_and_takes_no_step(
+    make: Callable[[], nn.Module],
+) -> None:
+    """PyTorch's loss of it is NaN; the reply is as good as without it."""
+    task = make_task(make, loss=nn.CrossEntropyLoss(ignore_index=1))
+    rows = task.client_rows[0]
+    kept = rows[task.dataset.train_y[rows] != 1]
+    assert 0 < len(kept) < len(rows)
+    work = LocalWork(lr=0.1, epochs=1, batch_size=1)
+    whole = Engine(replace(task, client_rows=[rows]), work, 0)
+    params_d = 0 * whole.initial_params()
+    found = whole.train(params_d, 0, np.arange(1))
+    assert np.isfinite(found.reports.loss_n).all() and np.isfinite(found.update_nd).all()
+    # A single step from 0 does not hang on the order.
+    alone = Engine(replace(task, client_rows=[kept[:1]]), work, 0).train(params_d, 0, np.arange(1))
+    ignored = rows[task.dataset.train_y[rows] == 1]
+    both = [np.append(ignored, kept[:1])]
+    mixed = Engine(replace(task, client_rows=both), work, 0).train(params_d, 0, np.arange(1))
+    np.testing.assert_allclose(mixed.update_nd, alone.update_nd, atol=1e-7)
+    np.testing.assert_allclose(mixed.reports.loss_n, alone.reports.loss_n, atol=1e-6)
 
 
 def test_initial_parameters_depend_on_the_seed_alone() -> None:

@@ -1,5 +1,6 @@
 """The world of a run: availability, speeds, drop-outs, deadlines, over-selection, and the clock."""
 
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,16 @@ def test_over_selection_keeps_the_first() -> None:
     # share.
     world, _ = fast(over_select=1.3, sample=10)
     assert [world.wait(0, ALL[:size]).responded_n.sum() for size in (8, 11, 39)] == [8, 10, 30]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "factor"),
+    [(3, 1.3), (5, 1.3), (7, 1.1), (9, 1.05), (4, 1.6), (10, 1.3), (15, 1.4), (1, 2.5)],
+)
+def test_of_a_cohort_that_was_rounded_up_n_are_kept(wanted: int, factor: float) -> None:
+    size = ceil(factor * wanted)
+    waited = fast(over_select=factor, sample=wanted)[0].wait(0, ALL[:size])
+    assert waited.responded_n.sum() == wanted
 
 
 def test_drop_outs_are_a_share_and_do_not_depend_on_the_cohort() -> None:

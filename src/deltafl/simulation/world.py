@@ -7,7 +7,7 @@ that are late count as missing. A virtual clock adds up the rounds' seconds.
 """
 
 from collections.abc import Callable
-from math import ceil, inf
+from math import floor, inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,8 +113,8 @@ class World:
         seconds_n = (seconds_m * np.exp(self._jitter * luck_m))[client_n]
         ready = np.sort(seconds_n[~lost_n])
         size = len(client_n)
-        # 21 / 1.4 is a little above 15 in floating point, and 15 replies are enough.
-        share = ceil(size / settings.over_select - 1e-9)
+        # 13 / 1.3 is a little below 10 in floating point. Down, as the cohort was rounded up.
+        share = floor(size / settings.over_select + 1e-9)
         enough = max(share, min(settings.sample or 1, size))
         if len(ready) >= enough > 0:
             closed = ready[enough - 1]

@@ -259,6 +259,18 @@ def test_a_loss_that_is_no_mean_is_known_whatever_a_new_model_answers(
     assert form.evaluation_batch == (500 if is_mean else 900)
 
 
+@pytest.mark.parametrize("path", ["loop", "batched"])
+def test_labels_that_are_ignored_by_default_are_seen_wherever_they_are(path: str) -> None:
+    x = np.random.default_rng(0).normal(size=(900, 3)).astype(np.float32)
+    y = ALTERNATING.copy()
+    y[-100:] = -100
+    data = Dataset("d", x[:300], y[:300], x, y, 0)
+    make = partial(nn.Sequential, nn.Linear(3, 2))
+    task = Task("t", data, [np.arange(300)], make, functional.cross_entropy, metric="loss")
+    form = form_of(make(), task, LocalWork(lr=0.1, epochs=1), Route(path=path))
+    assert form.evaluation_batch == 900 and not form.is_mean
+
+
 @pytest.mark.parametrize("loss", [nn.BCELoss(), nn.BCEWithLogitsLoss(), binary_cross_entropy])
 def test_the_loss_of_several_labels_is_a_mean(loss: Loss) -> None:
     make = partial(nn.Sequential, nn.Linear(3, 4), nn.Sigmoid())

@@ -28,6 +28,7 @@ from .serial import (
     LocalResult,
     LocalWork,
     Losses,
+    MeanLoss,
     Noise,
     mean_square,
     minibatches,
@@ -130,7 +131,7 @@ class FastTrainer:
         # Into the same memory every time: the model's parameters are views of ``current``.
         own.start.copy_(torch.tensor(params_d))
         own.restart(own.start)
-        loss_sum = 0.0
+        mean_loss = MeanLoss()
         square_loss_sum = 0.0
         square_sum = 0.0
         # Only now, since the choice depends on the shape of the examples.
@@ -152,14 +153,14 @@ class FastTrainer:
             # Of an Embedding they may be sparse.
             flat = [gradient.to_dense().reshape(-1) for gradient in gradients]
             torch.cat(flat, out=own.gradient)
-            loss_sum += batch_loss.item()
+            mean_loss.add(batch_loss.item())
             square_loss_sum += mean_square(losses, output, y_batch)
             if noise is not None:
                 noise_d = torch.from_numpy(noise(len(own.gradient)))
                 own.gradient.add_(noise_d.to(self._device))
             square_sum += own.step(work).item()
         update_d: Params = (own.current - own.start).cpu().numpy()
-        sums = loss_sum, square_loss_sum, square_sum, squared_norm(own.gradient_sum).item()
+        sums = mean_loss.total, square_loss_sum, square_sum, squared_norm(own.gradient_sum).item()
         return result_of(update_d, sums, len(batches), work.rate)
 
 

@@ -183,7 +183,7 @@ def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form
         if dense_size > 1:
             tested = max(tested, _EVALUATION_NUMBERS // example_of(task).numel())
             width = padded_width(task.client_rows, work.batch_size)
-            return Form("batched", dense_size, width, tested)
+            return Form("batched", dense_size, width, tested, is_mean)
     return Form("batched", cohort_size(model, task, width, device), width, tested, is_mean)
 
 
@@ -194,7 +194,9 @@ def _is_mean(model: nn.Module, task: Task) -> bool:
     It is tried on the model's outputs and on random ones, for a new model may answer the same to
     all, as one whose head begins at 0.
     """
-    if losses_of(task.loss, torch.tensor(task.dataset.train_y[:1].copy())) is not None:
+    # All of them: a single label that is ignored takes part in no mean.
+    targets = (task.dataset.train_y, task.dataset.test_y)
+    if all(losses_of(task.loss, torch.tensor(y.copy())) is not None for y in targets):
         return True
     x, y = spread_examples(task, _TRIED)
     try:

@@ -126,6 +126,35 @@ def result_of(
     )
 
 
+class MeanLoss:
+    """The losses of a client's minibatches.
+
+    One whose labels are all ignored has none, which PyTorch calls NaN, and a gradient of 0: the
+    others stand for it. Where the training diverges the update is NaN as well, and says so.
+    """
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._known = 0
+        self._count = 0
+
+    def add(self, loss: float) -> None:
+        """Add a minibatch."""
+        self._count += 1
+        if not math.isnan(loss):
+            self._known += 1
+            self._sum += loss
+
+    @property
+    def total(self) -> float:
+        """The sum over all minibatches; NaN if no loss is known."""
+        if self._known == self._count:
+            return self._sum
+        if self._known == 0:
+            return math.nan
+        return self._sum * self._count / self._known
+
+
 def passes(num_examples: int, work: LocalWork, rng: Rng) -> tuple[list[IntArray], int]:
     """The orders of a client's examples, one for each pass, and the size of its minibatches."""
     number = -(-work.num_steps(num_examples) // work.batches_a_pass(num_examples))
@@ -193,7 +222,7 @@ def train_serial(
     # In memory of its own: some models, as an Embedding with max_norm, change their parameters.
     current_d = start_d.clone()
     velocity_d = torch.zeros_like(start_d)
-    loss_sum = 0.0
+    mean_loss = MeanLoss()
     square_loss_sum = 0.0
     square_sum = 0.0
     # In float64: the variance of the steps can be a small difference of two large squares.
@@ -215,7 +244,7 @@ def train_serial(
         gradient_d = tensors.gradient()
         if noise is not None:
             gradient_d += torch.from_numpy(noise(len(start_d))).to(x.device)
-        loss_sum += batch_loss.item()
+        mean_loss.add(batch_loss.item())
         square_loss_sum += mean_square(losses, output, y_batch)
         square_sum += gradient_d.double().square().sum().item()
         gradient_sum_d += gradient_d
@@ -227,7 +256,7 @@ def train_serial(
             tensor.data.sub_(velocity, alpha=work.lr)
     norm_of_sum = gradient_sum_d.square().sum().item()
     update_d: Params = (current_d - start_d).cpu().numpy()
-    sums = loss_sum, square_loss_sum, square_sum, norm_of_sum
+    sums = mean_loss.total, square_loss_sum, square_sum, norm_of_sum
     result = result_of(update_d, sums, len(batches), work.rate)
     return result._replace(rest=tensors.rest())
 
