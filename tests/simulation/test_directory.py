@@ -308,6 +308,21 @@ def test_what_a_run_has_ended_with_is_read_as_it_was_written(
         assert deltafl.load(folder).curves[0].round_r[-1] == before.curves[0].round_r[-1]
 
 
+@pytest.mark.parametrize("ended", ["stopped", "diverged"], indirect=True)
+def test_what_has_ended_for_good_stays_sealed_when_more_rounds_are_asked(
+    ended: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(ended, tmp_path / "run"))
+    before = read_checkpoint(folder)
+    given = recorded_settings(folder) or {}
+    with suppress(DivergedError):
+        run(folder, **{**given, "rounds": given["rounds"] + 3})
+    after = read_checkpoint(folder)
+    assert before is not None and after is not None
+    assert after.settings["rounds"] == given["rounds"] + 3
+    assert after.ended == before.ended != {}
+
+
 def test_what_ended_goes_on_and_is_sealed_again(tmp_path: Path) -> None:
     """With another threshold, again, more rounds, and killed in between."""
     given = {**TINY, "checkpoint_every": 2}

@@ -367,13 +367,9 @@ class RunDirectory:
 
     def save_settings(self, settings: Settings) -> None:
         """Write other settings than the run began with: it goes on with more rounds."""
-        mark = read_checkpoint(self.path)
-        if mark is not None:
-            changes: Json = {"settings": settings.model_dump(mode="json", exclude_none=True)}
-            # The clients are noted anew after more rounds, and after another threshold they stay.
-            if changes["settings"]["rounds"] != mark.settings.get("rounds"):
-                changes["ended"] = {}
-            change_checkpoint(self.path, **changes)
+        if (self.path / FILE).exists():
+            now = settings.model_dump(mode="json", exclude_none=True)
+            change_checkpoint(self.path, settings=now)
         write_settings(self.path, settings)
 
     def require_settings(self, now: RunSettings, rounds: int | None = None) -> None:
