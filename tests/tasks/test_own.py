@@ -530,6 +530,10 @@ def ramp(output: Any, y: Any) -> Any:
     return (1 - output.reshape(y.shape) * (2 * y - 1)).clamp(0, 1).mean()
 
 
+def cut_early(output: Any, y: Any) -> Any:
+    return torch.nn.functional.binary_cross_entropy_with_logits(output.clamp(-0.05, 0.05), y)
+
+
 def with_zeros(width: int) -> torch.nn.Module:
     layer = torch.nn.Linear(3, width)
     torch.nn.init.zeros_(layer.weight)
@@ -567,7 +571,10 @@ def test_probabilities_are_refused_where_metrics_take_logits(
 
 @pytest.mark.parametrize("y", [BINARY, np.hstack([BINARY, BINARY])])
 @pytest.mark.parametrize("make", [with_zeros, with_sigmoid])
-@pytest.mark.parametrize("loss", [torch.nn.MSELoss(), torch.nn.BCEWithLogitsLoss(), of_ranks, ramp])
+@pytest.mark.parametrize(
+    "loss",
+    [torch.nn.MSELoss(), torch.nn.BCEWithLogitsLoss(), of_ranks, ramp, cut_early],
+)
 def test_outputs_that_happen_to_be_between_0_and_1_are_right(y: Any, make: Any, loss: Any) -> None:
     check_task(labelled(y, make, loss, "accuracy"), "mine.py", 0)
 

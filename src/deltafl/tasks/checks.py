@@ -507,10 +507,7 @@ def _check_logits(task: Task, output: Numbers, y: Numbers, targets: str) -> None
         return
 
     def loss(output: Numbers) -> float:
-        try:
-            return float(task.loss(torch.tensor(np.float32(output)), torch.tensor(y)))
-        except OWN_ERRORS:
-            return nan
+        return _loss_or_nan(task, torch.tensor(np.float32(output)), torch.tensor(y))
 
     # Different numbers, for a loss of pairs of examples only knows their differences.
     near, far = np.random.default_rng(0).uniform(0.1, 1, (2, *output.shape))
@@ -518,8 +515,8 @@ def _check_logits(task: Task, output: Numbers, y: Numbers, targets: str) -> None
         warnings.simplefilter("ignore")
         below = loss(-near), loss(-3 * far)
         above = loss(1 + near), loss(1 + 3 * far)
-        # Some losses cut off what is no probability.
-        is_cut = below[0] == below[1] and above[0] == above[1]
+        # Some losses cut off what is no probability, and nothing else.
+        is_cut = below[0] == below[1] and above[0] == above[1] != loss(1 - near / 2)
         if not np.isfinite(loss(output)) or (np.isfinite(below + above).all() and not is_cut):
             return
     raise DeltaflError(
@@ -567,12 +564,7 @@ def _check_loss(task: Task, shape: tuple[int, ...]) -> None:
     # A loss may be small.
     is_close = partial(np.isclose, rtol=1e-4, atol=0)
 
-    def loss(output: Tensor, y: Tensor) -> float:
-        try:
-            return float(task.loss(output, y))
-        except OWN_ERRORS:
-            return nan
-
+    loss = partial(_loss_or_nan, task)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if shape != y.shape and size == y.numel():
@@ -603,6 +595,14 @@ def _check_loss(task: Task, shape: tuple[int, ...]) -> None:
                 "cross-entropy does, but several labels a row are judged one by one, by whether "
                 "the output is above 0; give the classes: train_y.argmax(1), test_y.argmax(1)"
             )
+
+
+def _loss_or_nan(task: Task, output: Tensor, y: Tensor) -> float:
+    """The loss; NaN where it raises an error."""
+    try:
+        return float(task.loss(output, y))
+    except OWN_ERRORS:
+        return nan
 
 
 def _tried(what: str, call: Callable[[], Any]) -> Any:
