@@ -233,6 +233,7 @@ def test_a_plus_in_a_files_name_is_no_setting(tmp_path: Path) -> None:
         ("a+b.py:K(x=1)+fixed_order", "a+b.py:K(x=1)", {"fixed_order": True}),
         ("full+lr_schedule=mine.py:half", "full", {"lr_schedule": "mine.py:half"}),
         ("full+lr_schedule='mine.py:half'", "full", {"lr_schedule": "mine.py:half"}),
+        ("md@pivotal + average = 0.5", "md@pivotal", {"average": 0.5}),
     ],
 )
 def test_settings_in_a_label_may_have_options(

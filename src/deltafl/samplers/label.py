@@ -137,7 +137,7 @@ def split_settings(label: str) -> tuple[str, dict[str, Any]]:
         if "'" not in value and (value.endswith(")") or ".py:" in value):
             value = repr(value.strip())
         parts.append(f"{name}={value if equals else True}")
-    return "+".join(pieces[:first]), parse_call(f"label({','.join(parts)})")[1]
+    return "+".join(pieces[:first]).strip(), parse_call(f"label({','.join(parts)})")[1]
 
 
 def needs_value(name: str, label: object) -> DeltaflError:
