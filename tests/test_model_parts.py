@@ -223,6 +223,28 @@ def test_a_parameter_with_a_gradient_is_in_the_state_dict(left: str) -> None:
         deltafl.flatten(model)
 
 
+class Flat(nn.Module):  # type: ignore[name-defined,misc]
+    """All parameters in one, as FSDP has them, and their parts in the state dict."""
+
+    def __init__(self, form: Callable[[Any], Any], last: int) -> None:
+        super().__init__()
+        self.flat = nn.Parameter(torch.arange(15.0))
+        self.form = form
+        self.last = last
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Up to the last number."""
+        bounds = {"weight": slice(12), "bias": slice(12, self.last)}
+        return {name: self.form(self.flat[bound]) for name, bound in bounds.items()}
+
+
+@pytest.mark.parametrize("form", [torch.Tensor.detach, torch.Tensor.clone])
+def test_a_state_dict_may_have_parameters_in_parts(form: Callable[[Any], Any]) -> None:
+    assert deltafl.flatten(Flat(form, 15)).tolist() == [*range(15)]
+    with pytest.raises(DeltaflError, match="trains 'flat', which its state dict leaves out"):
+        deltafl.flatten(Flat(form, 14))
+
+
 def test_a_state_dict_of_ones_own_takes_the_options() -> None:
     model = nn.Linear(2, 1)
     model.state_dict = lambda: {}

@@ -303,7 +303,7 @@ class NamedArrays(NamedTuple):
         params = dict(model.named_parameters())
         _require_whole(
             {name: param for name, param in params.items() if id(param) not in known},
-            tensors,
+            {name: tensor for name, tensor in tensors.items() if name not in own},
         )
         require_apart(
             {name: param for name, param in params.items() if id(param) in known},
@@ -355,17 +355,24 @@ def own_tensors(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _require_whole(left_out: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Refuse parameters with a gradient of which the state dict has nothing."""
+def _require_whole(left_out: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Refuse parameters with a gradient that the state dict has in no form; ``others`` are its
+    tensors that are none of the module's own.
+    """
     trained = {name: param for name, param in left_out.items() if param.requires_grad}
+    parts = {_place(tensor): tensor for tensor in others.values() if trained}
     # The state dict of a wrapped module may have detached tensors.
-    places = {_place(tensor) for tensor in state.values() if trained}
-    for name, param in trained.items():
-        if _place(param) not in places:
-            raise DeltaflError(
-                f"the model trains {name!r}, which its state dict leaves out, so that it would be "
-                "neither sent nor kept; write requires_grad_(False), or let state_dict() have it"
-            )
+    missing = {name: param for name, param in trained.items() if _place(param) not in parts}
+    for param in trained.values():
+        parts.pop(_place(param), None)
+    # Wrappers that keep many parameters in one, as FSDP does, have its parts there, or copies.
+    num_parts = sum(tensor.numel() for tensor in parts.values())
+    if sum(param.numel() for param in missing.values()) > num_parts:
+        raise DeltaflError(
+            f"the model trains {next(iter(missing))!r}, which its state dict leaves out, so that "
+            "it would be neither sent nor kept; write requires_grad_(False), or let state_dict() "
+            "have it"
+        )
 
 
 def require_apart(params: Mapping[str, Any], may_be_tied: bool = False) -> None:
