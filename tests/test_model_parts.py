@@ -42,11 +42,14 @@ def test_both_names_of_a_tied_tensor_move() -> None:
     assert torch.equal(state["0.weight"], state["1.weight"])
 
 
-@pytest.mark.parametrize("form", ["module", "state dict", "dict", "list"])
+@pytest.mark.parametrize("form", ["module", "one memory", "state dict", "dict", "list"])
 @pytest.mark.parametrize("numbers", [np.ones(3), torch.ones(3), np.ones((), np.float16)])
 def test_what_unflatten_made_is_tied_as_before(form: str, numbers: Any) -> None:
     model: Any = tied()
-    if form == "state dict":
+    if form == "one memory":
+        model = sharing(lambda w: w)
+        model.register_buffer("old", model[0].weight.detach())
+    elif form == "state dict":
         model = model.state_dict()
     elif form == "dict":
         model = {1: numbers, "b": numbers, "c": np.zeros(2)}
@@ -202,6 +205,13 @@ def test_parameters_may_be_parts_of_one_buffer() -> None:
     frozen[1].requires_grad_(True)
     with pytest.raises(DeltaflError, match="share memory"):
         deltafl.flatten(frozen)
+
+
+def test_a_model_that_cannot_be_copied_is_one_sentence() -> None:
+    model = nn.Linear(2, 1)
+    model.package = np
+    with pytest.raises(DeltaflError, match=r"the model cannot be copied: .*; give its state dict"):
+        deltafl.unflatten(np.ones(3), model)
 
 
 def test_what_load_state_dict_does_not_load_is_no_copy_of_the_model() -> None:

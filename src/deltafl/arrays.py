@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import DeltaflError
+from .errors import DeltaflError, explained
 from .model_parts import (
     MEANS,
     Arrays,
@@ -92,10 +92,14 @@ def unflatten(
             made[text] = np.array(rebuilt[text])
         new[name] = made[text]
     if hasattr(like, "state_dict"):
-        model = copied(like)
+        with explained("the model cannot be copied", cure="; give its state dict"):
+            model = copied(like)
         # Not strict: what get_extra_state adds is in the copy.
         model.load_state_dict(new, strict=False)
-        loaded = NamedArrays.of(model).arrays
+        loaded, tensors, *_ = NamedArrays.of(model)
+        for name, first in named.same_as.items():
+            # Several tensors in one memory were copied apart.
+            tensors[name].data = tensors[first].data
         for name in parts.trained:
             if not np.array_equal(loaded[name], as_array(new[name]), equal_nan=True):
                 raise DeltaflError(
