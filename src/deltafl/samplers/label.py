@@ -228,7 +228,7 @@ def spelled(label: str) -> str:
             for name, value in settings.items()
             if isinstance(value, float) and value.is_integer()
         }
-        return _tidy(method, settings | whole, _in_place)
+        return _tidy(method, settings | whole, os.path.realpath)
     return label
 
 
@@ -243,44 +243,32 @@ def file_name(label: str) -> str:
     # Others are kept as they are: older records have them, and classes of another process are not
     # known here.
     if ".py:" in label:
-        label = _tidy(*split_settings(label), _without_folders)
+        label = _tidy(*split_settings(label), lambda path: re.split(r"[/\\]", path)[-1])
     elif "(" in label and base_name(label) in SAMPLERS:
         label = str(parse_label(label))
     return re.sub(r"[^\w@()=,.+-]", "_", label)
 
 
 def _tidy(method: str, settings: Mapping[str, Any], written: Callable[[str], str]) -> str:
-    """A label in a usual spelling, by its text alone; ``written`` is how files are named."""
+    """A label in a usual spelling, by its text alone; ``written`` is how paths of files are."""
+
+    def named(value: Any) -> Any:
+        file, of_file, rest = str(value).partition(".py:")
+        if of_file:
+            return f"{written(f'{file}.py')}:{rest}"
+        return value
+
     parts = []
     for part in split_outside(method, "@"):
         name, options = parse_call(part)
-        parts.append(write_call(written(name), options))
+        parts.append(write_call(named(name), options))
     text = "@".join(parts).rstrip("@")
     for name, value in sorted(settings.items()):
-        setting = write_setting(name, value)
-        if value is True:
-            setting = name
-        elif isinstance(value, str):
-            setting = write_setting(name, written(value))
+        setting = name
+        if value is not True:
+            setting = write_setting(name, named(value))
         text += f"+{setting}"
     return text
-
-
-def _in_place(name: str) -> str:
-    """The name of a file's sampler or function by the file's own path; other names stay."""
-    file, suffix, rest = name.partition(".py:")
-    if not suffix:
-        return name
-    return f"{os.path.realpath(f'{file}.py')}:{rest}"
-
-
-def _without_folders(name: str) -> str:
-    """The same by the file's name alone."""
-    file, suffix, rest = name.partition(".py:")
-    if not suffix:
-        return name
-    last = re.split(r"[/\\]", file)[-1]
-    return f"{last}{suffix}{rest}"
 
 
 def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
