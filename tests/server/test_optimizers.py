@@ -4,7 +4,9 @@ steps by hand.
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from math import sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +88,11 @@ def test_first_step_by_hand(optimizer: ServerOptimizer, step: float) -> None:
     start_d = np.ones(1, dtype=np.float32)
     params_d, _ = optimizer.move(optimizer.init(PLAN, start_d), Step(0, start_d, np.array([2.0])))
     assert params_d[0] == pytest.approx(1 + step, rel=1e-6)
+
+
+@pytest.mark.parametrize("lr", [2, np.float32(2), np.int64(2), Fraction(2)])
+def test_a_rate_is_any_real_number(lr: Any) -> None:
+    assert any(part == Sgd(2) for part in make_plan("uniform", [1] * 4, 2, server_lr=lr).parts)
 
 
 def test_names_and_default_rates() -> None:

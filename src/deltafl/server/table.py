@@ -6,9 +6,8 @@ states, the docs.
 """
 
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from ..errors import DeltaflError, unknown_name
 from .average import Average
@@ -63,7 +62,7 @@ class Row(NamedTuple):
             return first
         for key, value in values.items():
             # An array would be compared entry by entry.
-            if not isinstance(value, str | int | float | np.number | kind | None):
+            if not isinstance(value, str | Real | kind | None):
                 raise DeltaflError(f"{key} is {value!r:.60}; write a plain number, or a word")
         if self.make is not None:
             return self.make(*values.values())
