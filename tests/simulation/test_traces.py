@@ -73,6 +73,26 @@ def test_availability_by_values(tmp_path: Path) -> None:
         assert (mask_m.tolist(), after) == (there, waited)
 
 
+@pytest.mark.parametrize("pace", [0.05, 0.37, 3.3])
+@pytest.mark.parametrize("times", [(1.4, 9.5), (0.1, 0.3), (0.7, 2.1)])
+def test_somebody_is_there_whatever_the_last_bits_of_the_clock(
+    tmp_path: Path, times: tuple[float, float], pace: float
+) -> None:
+    rows = [
+        f"{second},{client},{int(client == place)}"
+        for place, second in enumerate(times)
+        for client in range(4)
+    ]
+    rows += [f"{2 * times[1]},{client},0" for client in range(4)]
+    text = written(tmp_path, "second,client,value\n" + "\n".join(rows))
+    present = find_availability(text).begin(POPULATION, 0)
+    clock = 0.0
+    for round in range(400):
+        there_m, at = present(round, clock)
+        assert there_m.any() and at >= clock
+        clock = at + pace
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

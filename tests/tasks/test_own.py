@@ -5,6 +5,7 @@ mistake one sentence.
 import json
 import re
 import runpy
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -558,7 +559,19 @@ BINARY = Y[:, None].astype(np.float32)
 
 @pytest.mark.parametrize("y", [BINARY, np.hstack([BINARY, BINARY])])
 @pytest.mark.parametrize("metric", ["accuracy", ("roc_auc", "f1"), "log_loss"])
-@pytest.mark.parametrize("loss", [torch.nn.BCELoss(), of_probabilities, of_cut_probabilities])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        torch.nn.BCELoss(),
+        of_probabilities,
+        of_cut_probabilities,
+        # Of these nobody can tell that they take probabilities, but the metric is as wrong.
+        torch.nn.MSELoss(),
+        torch.nn.L1Loss(),
+        lambda output, y: -(y * output.clamp(min=1e-7).log()).mean(),
+        lambda output, y: 1 - 2 * (output * y).sum() / (output + y).sum(),
+    ],
+)
 def test_probabilities_are_refused_where_metrics_take_logits(
     y: Any, metric: Any, loss: Any
 ) -> None:
@@ -570,27 +583,38 @@ def test_probabilities_are_refused_where_metrics_take_logits(
 
 
 @pytest.mark.parametrize("y", [BINARY, np.hstack([BINARY, BINARY])])
-@pytest.mark.parametrize("make", [with_zeros, with_sigmoid])
 @pytest.mark.parametrize(
     "loss",
     [torch.nn.MSELoss(), torch.nn.BCEWithLogitsLoss(), of_ranks, ramp, cut_early],
 )
-def test_outputs_that_happen_to_be_between_0_and_1_are_right(y: Any, make: Any, loss: Any) -> None:
-    check_task(labelled(y, make, loss, "accuracy"), "mine.py", 0)
+def test_outputs_that_happen_to_be_between_0_and_1_are_right(y: Any, loss: Any) -> None:
+    check_task(labelled(y, with_zeros, loss, "accuracy"), "mine.py", 0)
 
 
-def test_probabilities_of_classes_are_refused_for_the_log_loss_alone() -> None:
-    def loss(output: Any, y: Any) -> Any:
-        return torch.nn.functional.nll_loss(output.log(), y)
+@pytest.mark.parametrize(("classes", "others"), [(2, ("roc_auc", "f1")), (3, ("f1",))])
+@pytest.mark.parametrize(
+    "of",
+    [lambda p: p.log(), lambda p: p.clamp(min=1e-7).log(), lambda p: p],
+)
+def test_probabilities_of_classes_are_refused_where_they_give_other_numbers(
+    classes: int, others: tuple[str, ...], of: Callable[[Any], Any]
+) -> None:
+    y = np.arange(len(Y)) % classes
+    whole = replace(good().dataset, train_y=y, test_y=np.arange(4) % classes, num_classes=classes)
+
+    def make() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(3, classes), torch.nn.Softmax(1))
 
     task = replace(
         good(),
-        loss=loss,
-        make_model=lambda: torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Softmax(1)),
+        dataset=whole,
+        loss=lambda output, y: torch.nn.functional.nll_loss(of(output), y),
+        make_model=make,
     )
-    check_task(task, "mine.py", 0)
-    with pytest.raises(DeltaflError, match=r"leave out the Softmax .* CrossEntropyLoss"):
-        check_task(replace(task, metric=("accuracy", "log_loss")), "mine.py", 0)
+    check_task(replace(task, metric=("accuracy", *others)), "mine.py", 0)
+    for metric in {"log_loss", "roc_auc"} - {*others}:
+        with pytest.raises(DeltaflError, match=r"leave out the Softmax .* CrossEntropyLoss"):
+            check_task(replace(task, metric=("accuracy", metric)), "mine.py", 0)
 
 
 def of_all_classes(output: Any, y: Any) -> float:

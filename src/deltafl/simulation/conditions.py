@@ -244,8 +244,10 @@ class Trace(Availability):
                 # The next time at which somebody is there, in this turn or in the one after it.
                 turn = clock - clock % trace.length
                 starts = np.concatenate([trace.second_t[some], trace.length + trace.second_t[some]])
-                clock = float(starts[starts > clock - turn][0]) + turn
-                row = trace.row(clock)
+                place = int(np.argmax(starts > clock - turn))
+                clock = float(starts[place]) + turn
+                # Not looked up by the clock, which may be a last bit before that start.
+                row = int(some[place % len(some)])
             return there_tm[row], clock
 
         return at

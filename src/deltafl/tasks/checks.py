@@ -6,7 +6,7 @@ Every mistake is one sentence, before an experiment starts.
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from math import isnan, nan
+from math import isnan, nan, prod, sqrt
 from reprlib import repr as shown
 from typing import Any
 
@@ -62,6 +62,8 @@ _OF_LOGITS = (
     "f1_weighted",
     "log_loss",
 )
+#: Of three classes or more, what a softmax makes of probabilities has another order than they.
+_OF_SOFTMAX = ("log_loss", "roc_auc", "average_precision")
 #: Classes, or different numbers, of which a loss is tried on one each.
 _TRIED_TARGETS = 256
 
@@ -451,7 +453,8 @@ def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
         what = f"the model failed on {len(x)} test examples"
         output = as_array(_tried(what, lambda: model.eval()(x)))
     targets = targets_of(y, output.shape[1:], data.num_classes)
-    _check_logits(task, output, y, targets)
+    if ((output >= 0) & (output <= 1)).all():
+        _check_logits(task, model, x, targets)
 
     def tries() -> Iterator[tuple[Numbers, Numbers]]:
         yield output, y
@@ -489,41 +492,45 @@ def _require_value(metric: Metric, tries: Iterable[tuple[Numbers, Numbers]]) -> 
     )
 
 
-def _check_logits(task: Task, output: Numbers, y: Numbers, targets: str) -> None:
-    """Refuse probabilities where metrics take logits: outputs between 0 and 1 of a model whose
-    loss knows no others.
-    """
-    from .modules import torch
-
+def _check_logits(task: Task, model: Module, x: Numbers, targets: str) -> None:
+    """Refuse probabilities where metrics take logits."""
     names = [metric.name for metric in task.metrics if metric.name in _OF_LOGITS]
     layer = "Sigmoid"
     right_loss = "BCEWithLogitsLoss"
     if targets == CLASSES:
-        # The largest output is the same class.
-        names = [name for name in names if name == "log_loss"]
+        # The largest output is the same class, and of two classes the order is the same.
+        wrong = _OF_SOFTMAX[: 1 if task.dataset.num_classes == 2 else None]
+        names = [metric.name for metric in task.metrics if metric.name in wrong]
         layer = "Softmax"
         right_loss = "CrossEntropyLoss"
-    if not names or targets == NUMBERS or not ((output >= 0) & (output <= 1)).all():
-        return
+    if names and targets != NUMBERS and _answers_probabilities(model, x):
+        raise DeltaflError(
+            "the model's outputs are probabilities, between 0 and 1 whatever it has learnt, and "
+            f"{names[0]} takes logits: leave out the {layer} at its end and use {right_loss}, or "
+            "give a metric of your own"
+        )
 
-    def loss(output: Numbers) -> float:
-        return _loss_or_nan(task, torch.tensor(np.float32(output)), torch.tensor(y))
 
-    # Different numbers, for a loss of pairs of examples only knows their differences.
-    near, far = np.random.default_rng(0).uniform(0.1, 1, (2, *output.shape))
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        below = loss(-near), loss(-3 * far)
-        above = loss(1 + near), loss(1 + 3 * far)
-        # Some losses cut off what is no probability, and nothing else.
-        is_cut = below[0] == below[1] and above[0] == above[1] != loss(1 - near / 2)
-        if not np.isfinite(loss(output)) or (np.isfinite(below + above).all() and not is_cut):
-            return
-    raise DeltaflError(
-        f"the model's outputs and its loss are probabilities, between 0 and 1, and {names[0]} "
-        f"takes logits: leave out the {layer} at its end and use {right_loss}, or give a metric of "
-        "your own"
-    )
+def _answers_probabilities(model: Module, x: Numbers) -> bool:
+    """Whether outputs stay between 0 and 1 whatever the parameters are, as after a Sigmoid."""
+    from .modules import torch
+
+    tried = copied(model).eval()
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        for _ in range(3):
+            for parameter in tried.parameters():
+                # So large that what is linear leaves the interval, and of a size that lasts.
+                size = 3 / sqrt(max(1, prod(parameter.shape[1:])))
+                drawn = rng.normal(size=tuple(parameter.shape), scale=size)
+                parameter.copy_(torch.tensor(drawn, dtype=parameter.dtype))
+            try:
+                output = as_array(tried(x))
+            except OWN_ERRORS:  # some models do not take any parameters
+                return False
+            if not ((output >= 0) & (output <= 1)).all():
+                return False
+    return True
 
 
 def _check_ends(task: Task, model: Module) -> None:
