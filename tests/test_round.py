@@ -459,6 +459,17 @@ def test_a_sampler_that_returns_clients_twice_or_unknown_ones_is_refused(
         open_round(plan, init_round(plan, [0.0]))
 
 
+def test_a_cohort_may_come_from_a_file_with_its_round_as_numpy_has_it() -> None:
+    plan = plan_of()
+    state = init_round(plan, [0.0])
+    cohort = open_round(plan, state)
+    kept = changed(cohort, "round", np.int64(0))
+    replies = [[0.5], [0.25]]
+    assert close_round(plan, state, kept, replies)[0].params_d == (
+        close_round(plan, state, cohort, replies)[0].params_d
+    )
+
+
 def plan_of(population: Population = POPULATION, n: int = 2, **options: Any) -> Plan:
     return Plan(population, Fixed(), n, **options)
 

@@ -10,6 +10,7 @@ ones.
 """
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def check_cohort(cohort: Any, m: int, whose: str = "the sampler's") -> None:
             f"the types {kinds}; give NumPy arrays"
         )
     kind: Any = cohort.kind
-    if not isinstance(kind, str) or not isinstance(cohort.round, int | None):
+    if not isinstance(kind, str) or not isinstance(cohort.round, Integral | None):
         raise DeltaflError(
             f"{whose} kind and round are {cohort.kind!r:.60} and {cohort.round!r:.60}; leave them "
             "as they are by default"
