@@ -51,7 +51,7 @@ _INPUTS = ("float32", "uint8")
 _TOKENS = ("int64", "uint8")
 _LABELS: tuple[str, ...] = ("int64",)
 _TARGETS: tuple[str, ...] = ("float32", "int64")
-#: Test examples whose outputs are judged before an experiment.
+#: Test examples on which metrics and a loss are tried before an experiment.
 _TRIED_EXAMPLES = 64
 #: Metrics that are wrong for probabilities; others look at the order of examples alone.
 _OF_LOGITS = (
@@ -195,12 +195,12 @@ def first_examples(task: Task, count: int = 2) -> tuple[Tensor, Tensor]:
     return x, torch.tensor(task.dataset.train_y[:count].copy())
 
 
-def spread_examples(task: Task, count: int) -> tuple[Tensor, Tensor]:
+def spread_examples(task: Task) -> tuple[Tensor, Tensor]:
     """Test examples from all over the test set, which may be sorted, as the model gets them."""
     from .modules import torch
 
     data = task.dataset
-    row_n = _spread(len(data.test_x), count)
+    row_n = _spread(len(data.test_x), _TRIED_EXAMPLES)
     x = model_inputs(task, torch.tensor(data.test_x[row_n]))
     return x, torch.tensor(data.test_y[row_n])
 
@@ -447,7 +447,7 @@ def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
     if {metric.name for metric in task.metrics} == {"loss"}:
         return
     data = task.dataset
-    x, some = spread_examples(task, _TRIED_EXAMPLES)
+    x, some = spread_examples(task)
     y = as_array(some)
     with torch.no_grad():
         what = f"the model failed on {len(x)} test examples"

@@ -48,8 +48,7 @@ _CALLS_WORTH = 600_000
 #: that sums do not depend on the number of workers.
 _EVALUATION_BATCH = 500
 _EVALUATION_NUMBERS = 2**18
-#: Examples on which a loss is tried, beside one of each class, and numbers in their outputs.
-_TRIED = 64
+#: Numbers in the outputs on which a loss is tried.
 _TRIED_NUMBERS = 2**22
 #: Numbers of all layers in one pass on a GPU: 2 GiB.
 _DEVICE_NUMBERS = 2**29
@@ -198,7 +197,7 @@ def _is_mean(model: nn.Module, task: Task) -> bool:
     targets = (task.dataset.train_y, task.dataset.test_y)
     if all(losses_of(task.loss, torch.tensor(y.copy())) is not None for y in targets):
         return True
-    x, y = spread_examples(task, _TRIED)
+    x, y = spread_examples(task)
     try:
         with torch.no_grad(), seeded(np.random.default_rng(0)):
             output = copied(model).eval()(x)
