@@ -195,6 +195,14 @@ def test_a_run_with_a_suspect_end_goes_on_from_its_last_good_state(tmp_path: Pat
     assert bits(tmp_path / "one") == bits(tmp_path / "six")
 
 
+def test_a_run_that_went_on_by_itself_goes_on_with_its_comparison(out: Path) -> None:
+    rounds = SMALL["rounds"]
+    run(out / "runs" / "uniform-seed0", **SMALL | {"rounds": rounds + 2}, sampler="uniform")
+    with pytest.raises(DeltaflError, match=rf"compare --resume --rounds {rounds + 2}"):
+        joined([out])
+    assert compare(out, rounds=rounds + 2, samplers="uniform", seeds=1).samplers
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

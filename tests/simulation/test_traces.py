@@ -89,7 +89,7 @@ def test_somebody_is_there_whatever_the_last_bits_of_the_clock(
     clock = 0.0
     for round in range(400):
         there_m, at = present(round, clock)
-        assert there_m.any() and at >= clock
+        assert np.any(there_m) and at >= clock
         clock = at + pace
 
 

@@ -368,6 +368,12 @@ def _require_no_more(folder: Path, lines: Sequence[Json], rounds: int | None) ->
     """Refuse lines that follow the end of a run: it has not played them."""
     ends = [line["round"] for line in lines if _ENDS & line.keys()]
     end = min([*ends, rounds or len(lines)])
+    own = (recorded_settings(folder) or {}).get("rounds", 0)
+    if rounds and own > rounds and not ends:
+        raise DeltaflError(
+            f"{folder} was played on to {own} rounds by itself, and the comparison has {rounds}: "
+            f"go on with deltafl compare --resume --rounds {own}"
+        )
     if lines[-1]["round"] > end:
         raise DeltaflError(
             f"{folder / LINE_FILES[0]} has rounds up to {lines[-1]['round']}, and the run ended "
