@@ -196,7 +196,7 @@ def test_a_run_with_a_suspect_end_goes_on_from_its_last_good_state(tmp_path: Pat
 
 
 def test_a_run_that_went_on_by_itself_goes_on_with_its_comparison(out: Path) -> None:
-    rounds = SMALL["rounds"]
+    rounds = 4
     run(out / "runs" / "uniform-seed0", **SMALL | {"rounds": rounds + 2}, sampler="uniform")
     with pytest.raises(DeltaflError, match=rf"compare --resume --rounds {rounds + 2}"):
         joined([out])
