@@ -24,6 +24,7 @@ from deltafl.simulation import (
     task_of,
 )
 from deltafl.simulation.checkpoint import FILE
+from deltafl.simulation.directory import CENSUS, SUSPECT
 from deltafl.simulation.rest import Rest
 from deltafl.store.sealed import read_sealed, write_sealed
 
@@ -154,3 +155,20 @@ def test_what_holds_no_model_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DeltaflError, match=fragment):
             export_model(folder, file)
     assert not to.exists()
+
+
+@pytest.mark.parametrize("name", [FILE, CENSUS, SUSPECT])
+def test_a_model_takes_the_place_of_no_file_of_a_run(
+    run: tuple[RunSettings, Path], name: str, tmp_path: Path
+) -> None:
+    _, folder = run
+    shutil.copytree(folder, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(DeltaflError, match="a run keeps its own"):
+        export_model(tmp_path / "run", tmp_path / "run" / name)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    # Another name is replaced there, and these are free where no run is.
+    for to in (tmp_path / "run" / "model.safetensors", tmp_path / name):
+        to.touch()
+        assert export_model(tmp_path / "run", to) == 3
+        assert to.stat().st_size > 0

@@ -14,7 +14,8 @@ from ..store.own_python import only, working_in
 from ..store.sealed import write_sealed
 from ..store.values import checked
 from ..types import Params
-from .directory import RunDirectory, recorded_settings
+from .checkpoint import FILE
+from .directory import CENSUS, SUSPECT, RunDirectory, recorded_settings
 from .own_code import where_it_began
 from .rest import RestOfModel, local_rows
 from .runner import new_model
@@ -24,6 +25,8 @@ from .training import torch
 from .training.tensors import ModelTensors
 
 SUFFIXES = (".safetensors", ".pt")
+#: What a run keeps in its folder under a name that a model could have.
+_OWN = (FILE, CENSUS, SUSPECT)
 
 
 def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
@@ -33,13 +36,13 @@ def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
         folder: The folder of a run, or of one run of a comparison; it may be unfinished, and is not
             changed.
         to: ``FILE.safetensors``, or ``FILE.pt`` for ``torch.load``; a file that is there is
-            replaced.
+            replaced, but no file of a run.
         trust_code: Whether Python files that the folder names may be imported: a task of your own
             has a model that only its code knows.
 
     Raises:
         DeltaflError: If the folder holds no run with a checkpoint, or names code that may not run,
-            or the file's name ends in something else.
+            or the file's name ends in something else, or is that of a run's own file.
 
     Example::
 
@@ -48,6 +51,11 @@ def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
     """
     if to.suffix not in SUFFIXES:
         raise DeltaflError(f"cannot export to {to}: the file must end in {' or '.join(SUFFIXES)}")
+    if to.name in _OWN and (to.parent / "config.toml").exists():
+        raise DeltaflError(
+            f"cannot export to {to}: a run keeps its own {to.name} there; write another name, such "
+            "as model.safetensors"
+        )
     # A comparison has several models, of which none is the one.
     runs = sorted(path.parent for path in folder.glob("**/runs/*/config.toml"))
     if runs:
