@@ -254,6 +254,14 @@ def test_no_folder_and_no_time_are_sentences(tmp_path: Path) -> None:
         assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["rounds.jsonl", "checkpoint.safetensors", "config.toml", "new"])
+def test_a_page_takes_the_place_of_no_record(played: Path, name: str) -> None:
+    before = content(played)
+    done = deltafl_here("watch", ".", "--once", "--html", name, cwd=played)
+    assert done.returncode == 2 and "must end in .html" in done.stderr
+    assert content(played) == before
+
+
 @pytest.mark.parametrize("name", NAMES[::6])
 def test_text_of_others_is_text(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.toml").write_text(f"sampler = {json.dumps(name)}\nrounds = 2")

@@ -49,7 +49,7 @@ def watch(
         Path | None,
         typer.Option(
             help="write a page, too, which loads itself again",
-            metavar="FILE",
+            metavar="FILE.html",
             parser=path_name,
         ),
     ] = None,
@@ -63,6 +63,9 @@ def watch(
     if not every <= MOST:
         raise DeltaflError(f"--every is {every:g}; write seconds up to {MOST}, such as 2")
     foreseen = None if plan is None else read_plan(plan)
+    # A slip must not replace a file of what is watched.
+    if html is not None and html.suffix != ".html":
+        raise DeltaflError(f"cannot write a page to {html}: the file must end in .html")
     look = partial(_look, place, foreseen, html, every, once)
     shown = look()
     if once:
