@@ -305,6 +305,18 @@ def test_runs_stop_at_the_threshold_and_have_no_gap(tmp_path: Path) -> None:
         compare(tmp_path, **{**given, "rounds": 9, "threshold": 0.4})
 
 
+@pytest.mark.parametrize("name", ["new", "new/below"])
+def test_a_report_is_no_run_of_a_comparison(out: Path, tmp_path: Path, name: str) -> None:
+    place = out / "runs" / name
+    done = deltafl_here("report", "out", "--no-report", "--out", str(place), cwd=tmp_path)
+    assert done.returncode == 2 and "among the runs of" in done.stderr
+    assert not (out / "runs" / "new").exists()
+    # A folder ``runs`` beside one's own settings is for all results.
+    (tmp_path / "config.toml").write_text('task = "digits"\n')
+    done = deltafl_here("report", "out", "--no-report", "--out", "runs/both", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_report_replaces_reports_alone(small: Path, tmp_path: Path) -> None:
     words = ("report", str(small), "--no-report", "--out", "joined")
     for _ in range(2):

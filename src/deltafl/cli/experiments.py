@@ -243,6 +243,13 @@ def _require_free(folder: Path) -> None:
     # Their own summary would be replaced.
     if recorded_settings(folder) is not None:
         raise DeltaflError(f"{folder} holds runs of its own; choose another --out for the report")
+    for place in folder.resolve().parents:
+        # A folder there would count as a run. Your own ``config.toml`` may be beside your ``runs``.
+        beside = ("config.toml", "environment.json")
+        if place.name == "runs" and all((place.parent / name).exists() for name in beside):
+            raise DeltaflError(
+                f"{folder} is among the runs of {place.parent}; choose another --out for the report"
+            )
     with suppress(DeltaflError):
         read_summary(folder / "summary.json")
         return  # a report may be made again
