@@ -74,6 +74,8 @@ class Columns:
                 table = pd.read_csv(
                     BytesIO(content),
                     sep=sep,
+                    # The names, too, as they are written: of two pandas would rename one.
+                    header=None,
                     dtype=str,
                     keep_default_na=False,
                     index_col=False,
@@ -84,8 +86,16 @@ class Columns:
                 f"{path} must be text in UTF-8, with a line of names and rows of as many cells: "
                 f"{in_one_line(error)}"
             ) from None
-        self.texts = {str(name).strip(): table[name].str.strip().tolist() for name in table}
-        self._has_rows = not table.empty
+        self.texts = dict[str, list[str]]()
+        for column in table:
+            name, *texts = table[column].str.strip()
+            # Spreadsheets leave empty columns behind.
+            if name and name in self.texts:
+                raise DeltaflError(
+                    f"{path} has two columns {printable(name, limit=60)}; name each once"
+                )
+            self.texts[name] = texts
+        self._has_rows = len(table) > 1
 
     def require(self, has_columns: bool, form: str) -> None:
         """Refuse a file that has not the columns of its form, or no rows."""
@@ -101,7 +111,8 @@ class Columns:
         for row, text in enumerate(self.texts[name]):
             with suppress(ValueError):
                 number_k[row] = float(text)
-                if 0 <= number_k[row] <= _MOST:
+                # Python reads 1_0 as 10, which may be 1.0 with a slip.
+                if 0 <= number_k[row] <= _MOST and "_" not in text:
                     continue
             raise DeltaflError(
                 f"{self.path}: row {row + 1} has {printable(repr(text), limit=60)} as {name}; "
