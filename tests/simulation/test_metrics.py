@@ -475,6 +475,10 @@ def test_a_metric_that_no_model_can_have_is_refused() -> None:
         check_task(task, "it", 0)
     task.dataset.test_y[100] = 1  # behind the examples that are tried
     check_task(task, "it", 0)
+    task = numbers(metric="r2")
+    task.dataset.test_y[:] = 0.1
+    with pytest.raises(DeltaflError, match="R2 has no value on these"):
+        check_task(task, "it", 0)
 
 
 def test_names_in_headings_are_written_as_people_write_them(mine: Path) -> None:

@@ -181,6 +181,18 @@ def test_functions_of_scikit_learn_get_the_targets_first() -> None:
             metric_of(wrong)
 
 
+@pytest.mark.parametrize("target", [0.0, 0.1, 7.3, -1e6])
+def test_r2_is_of_targets_that_vary_and_of_no_rounding(target: float) -> None:
+    y = Y_NUMBERS.astype(np.float32)
+    output = NUMBERS.astype(np.float32)
+    only = metric_of("r2")(output[:, 1:], y[:, 1:])
+    y[:, 0] = target
+    assert metric_of("r2")(output, y) == pytest.approx(only, rel=1e-6)
+    assert np.isnan(metric_of("r2")(output[:, 0], y[:, 0]))
+    # Equal targets are no fault of an error.
+    assert metric_of("mae")(output[:, 0], y[:, 0]) > 0
+
+
 @pytest.mark.parametrize("name", ["r2", "mae", "rmse"])
 @pytest.mark.parametrize("shape", [(3, 2), (3, 1, 2), (1, 3, 3)])
 def test_an_error_of_other_outputs_than_targets_is_one_sentence(

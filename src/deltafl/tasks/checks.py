@@ -488,7 +488,7 @@ def _require_value(metric: Metric, tries: Iterable[tuple[Numbers, Numbers]]) -> 
         raise faults[0]
     raise DeltaflError(
         f"{metric.heading} has no value on these {len(y)} test examples, such as of a single "
-        "class; choose another metric, or other test examples"
+        "class, or with one target for all; choose another metric, or other test examples"
     )
 
 

@@ -347,7 +347,8 @@ def _top(count: int) -> Function:
     return top
 
 
-def _of_numbers(name: str) -> Function:
+def _of_numbers(name: str, of_varying: bool = False) -> Function:
+    """A score of numbers; with ``of_varying`` only of those whose targets are not all equal."""
     score = _scikit_learn(name)
 
     def of_numbers(output: Numbers, y: Numbers) -> float:
@@ -357,7 +358,16 @@ def _of_numbers(name: str) -> Function:
                 f"{output.shape}, y {y.shape}; name loss as the metric, or a function of (output, "
                 "y) that knows which outputs are predictions"
             )
-        return float(score(y.reshape(len(y), -1), output.reshape(len(y), -1)))
+        y_nk = y.reshape(len(y), -1)
+        output_nk = output.reshape(len(y), -1)
+        varies_k = (y_nk != y_nk[:1]).any(axis=0)
+        # A part of no variance is rounding noise.
+        if of_varying and not varies_k.all():
+            y_nk = y_nk[:, varies_k]
+            output_nk = output_nk[:, varies_k]
+        if y_nk.size == 0:
+            return float("nan")
+        return float(score(y_nk, output_nk))
 
     return of_numbers
 
@@ -402,7 +412,7 @@ METRICS: dict[str, Metric] = {
         _OfArrays("log_loss", log_loss, higher=False, targets=_ALL, written="log loss"),
         _error("root_mean_squared_error", "RMSE"),
         _error("mean_absolute_error", "MAE"),
-        _OfArrays("r2", _of_numbers("r2_score"), targets=(NUMBERS,), written="R2"),
+        _OfArrays("r2", _of_numbers("r2_score", of_varying=True), targets=(NUMBERS,), written="R2"),
     )
 }
 #: Other names that people type.
