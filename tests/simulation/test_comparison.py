@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import load_iris
 
 import deltafl
+from deltafl.errors import DeltaflError
 from deltafl.samplers import label_of, make_sampler
 from deltafl.simulation import RoundDone
-from deltafl.tasks import make_task
+from deltafl.tasks import make_task, table_task
 from tools.cli import deltafl_here
 
 SCRIPT = """
@@ -345,3 +347,36 @@ def test_clients_of_a_table_have_their_names(tmp_path: Path) -> None:
     assert sorted(found.clients()["client"]) == ["clinic a", "clinic b", "clinic c"]
     again = deltafl.load(tmp_path / "out").clients()
     assert again["client"].tolist() == found.clients()["client"].tolist()
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_runs_of_other_tables_are_not_joined_whatever_their_seeds(
+    tmp_path: Path, in_memory: bool
+) -> None:
+    def played(slope: int, seed: int) -> Path:
+        rows = [[k % 5 + slope, k % 2, k % 3] for k in range(90)]
+        table: Any = pd.DataFrame(rows, columns=["x", "label", "client"])
+        if not in_memory:
+            table.to_csv(tmp_path / "t.csv", index=False)
+            table = tmp_path / "t.csv"
+        out = tmp_path / f"{slope}-{seed}"
+        given: dict[str, Any] = {"processes": 1, "progress": False, "report": False}
+        deltafl.compare(table, ["uniform"], seeds=[seed], out=out, sample=2, rounds=1, **given)
+        return out
+
+    first, second = played(0, 0), played(0, 1)
+    assert len(deltafl.load(first, second).curves) == 2
+    with pytest.raises(DeltaflError, match="has other examples than"):
+        deltafl.load(first, played(1, 1))
+
+
+def test_a_function_may_make_another_table_of_every_seed(tmp_path: Path) -> None:
+    def of_seed(seed: int) -> Any:
+        rows = [[k % 5 + seed, k % 2, k % 3] for k in range(90)]
+        return table_task(pd.DataFrame(rows, columns=["x", "label", "client"]), seed=seed)
+
+    given: dict[str, Any] = {"processes": 1, "progress": False, "report": False}
+    found = deltafl.compare(
+        of_seed, ["uniform"], seeds=2, out=tmp_path / "out", sample=2, rounds=1, **given
+    )
+    assert len(found.curves) == 2

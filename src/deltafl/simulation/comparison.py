@@ -326,6 +326,7 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
     label_of = {spelled(label): label for label in settings.samplers}
     found = dict[tuple[str, int], RunDirectory]()
     first_of = dict[int, tuple[Path, Json]]()
+    first_with = dict[str, Path]()
     for directory, run in (place for _, places in opened for place in places):
         known = directory.environment()
         place, first_known = first_of.setdefault(run.seed, (directory.path, known))
@@ -333,6 +334,14 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
             raise DeltaflError(
                 f"{directory.path} has other data than another run of seed {run.seed}; leave it "
                 "out, and let your make_task(seed) make the same data whenever it is called"
+            )
+        # Of other seeds, whose split differs.
+        if examples := known.get("examples_crc32"):
+            first_with.setdefault(examples, directory.path)
+        if len(first_with) > 1:
+            raise DeltaflError(
+                f"{directory.path} has other examples than {next(iter(first_with.values()))}, "
+                "whatever the seed: only runs of the same table can be joined; leave it out"
             )
         before, now = (of.get("model", {}) for of in (first_known, known))
         require_same_model(place, before, now, directory.path)

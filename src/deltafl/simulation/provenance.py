@@ -62,6 +62,7 @@ class Noted(BaseModel):
     clients: str = ""  #: how many
     majority: Annotated[str, AfterValidator(_as_number)] = "0"
     data_crc32: str = ""
+    examples_crc32: str = ""  #: of a table, whatever the seed
     model: Json = {}
 
 

@@ -393,7 +393,7 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
     versions = {
         key: value
         for key, value in directory.environment().items()
-        if key not in {"command", "directory", "model", *task.data}
+        if key not in {"command", "directory", "model", "examples_crc32", *task.data}
     }
     same: Json = {
         name: getattr(run, name) for name in RunRecord.model_fields if name in Run._fields

@@ -19,7 +19,7 @@ from ..store.files import read_bytes
 from ..streams import stream
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
 from ..tasks.checks import check_task
-from ..tasks.own import is_own
+from ..tasks.own import is_own, is_table
 from ..tasks.registry import make_task
 from ..types import Json, Population, is_ours
 from .behaviour import behaviour_of
@@ -125,7 +125,8 @@ def work_of(settings: RunSettings) -> LocalWork:
 
 def data_of(settings: RunSettings, task: Task) -> Json:
     """Data and model in a run's record: the task's data, in their checksum also the tables of its
-    world, which are checked, and the behaviour of its model.
+    world, which are checked, and the behaviour of its model; of a table also the checksum of its
+    examples alone, which no seed changes.
     """
     # Made only to read and check its tables.
     World(
@@ -137,11 +138,11 @@ def data_of(settings: RunSettings, task: Task) -> Json:
     checksum = int(task.data["data_crc32"], 16)
     for path in tables_of(settings):
         checksum = zlib.crc32(read_bytes(path, users=True), checksum)
-    return {
-        **task.data,
-        "data_crc32": f"{checksum:08x}",
-        "model": behaviour_of(task, settings.seed),
-    }
+    data: Json = {**task.data, "data_crc32": f"{checksum:08x}"}
+    # A function of the user's may make another table of every seed.
+    if is_table(settings.task):
+        data["examples_crc32"] = task.dataset.examples_crc32
+    return {**data, "model": behaviour_of(task, settings.seed)}
 
 
 def plan_of(

@@ -1,6 +1,5 @@
 """What a task is: examples, the clients who hold them, a model, a loss and a metric."""
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +11,7 @@ from ..errors import DeltaflError
 from ..model_parts import ModelParts, Patterns
 from ..streams import stream
 from ..types import FloatArray, IntArray, Judge, Population, Rng
-from .dataset import Dataset
+from .dataset import Dataset, crc32_of
 from .losses import Loss, MakeModel, Module, Tensor
 from .metrics import AnyMetric, Metric, metrics_of
 
@@ -99,16 +98,12 @@ class Task:
         """The data in a run's record: their name, a CRC-32 of the examples and of who holds them,
         the number of clients, and ``chance`` where it is judged by accuracy.
         """
-        checksum = 0
         data = self.dataset
-        for part in (data.train_x, data.train_y, data.test_x, data.test_y, *self.client_rows):
-            array = np.ascontiguousarray(part)
-            # The type and the shape, too: zeros of any type have the same bytes.
-            checksum = zlib.crc32(f"{array.dtype} {array.shape}".encode(), checksum)
-            checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data, checksum)
         facts = {
             "data": data.name,
-            "data_crc32": f"{checksum:08x}",
+            "data_crc32": crc32_of(
+                (data.train_x, data.train_y, data.test_x, data.test_y, *self.client_rows)
+            ),
             "clients": f"{self.num_clients}",
         }
         if self.metrics[0].name == "accuracy":

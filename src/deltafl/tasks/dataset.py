@@ -1,8 +1,11 @@
 """Examples as they are stored, before they are split over clients."""
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from ..types import Array, IntArray
 
@@ -24,6 +27,8 @@ class Dataset:
         columns: Natural owners of the training examples by column name, each int64 (N,).
         test_columns: The same for the test examples, where they have the same owners; else empty.
         class_names: The names of the classes, or labels, where they are known.
+        examples_crc32: Of a table a checksum of its examples before a seed has split them; else
+            empty.
     """
 
     name: str
@@ -35,6 +40,7 @@ class Dataset:
     columns: Mapping[str, IntArray] = field(default_factory=dict)
     test_columns: Mapping[str, IntArray] = field(default_factory=dict)
     class_names: Sequence[str] = ()
+    examples_crc32: str = ""
 
     @classmethod
     def whole(
@@ -61,3 +67,14 @@ class Dataset:
             columns={name: column_e[train] for name, column_e in self.columns.items()},
             test_columns={name: column_e[test] for name, column_e in self.columns.items()},
         )
+
+
+def crc32_of(arrays: Iterable[Array]) -> str:
+    """The CRC-32 of arrays, eight hexadecimal digits."""
+    checksum = 0
+    for part in arrays:
+        array = np.ascontiguousarray(part)
+        # The type and the shape, too: zeros of any type have the same bytes.
+        checksum = zlib.crc32(f"{array.dtype} {array.shape}".encode(), checksum)
+        checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data, checksum)
+    return f"{checksum:08x}"

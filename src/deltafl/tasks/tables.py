@@ -33,7 +33,7 @@ from .columns import (
     target_of,
     targets_of,
 )
-from .dataset import Dataset
+from .dataset import Dataset, crc32_of
 from .frames import Frame, read_frame, table_stem
 from .losses import MakeModel, Module, binary_cross_entropy, cross_entropy, squared_error
 from .models import one_output, softmax_regression
@@ -153,12 +153,15 @@ def table_task(
     else:
         target = targets_of(frame[labels], task_type, standardize)
     x = features_of(features)
+    # Before a seed has a say.
+    examples_crc32 = crc32_of((x, target.y, owners.code))
     test_e = random_share(owners.code, test_share, seed)
     if standardize:
         x = standardized(x, test_e)
     x = x.astype(np.float32)
     examples = Examples(name, frame, x, target, labels[0], owner, owners, test_e)
-    return replace(task_of(table_stem(name), examples, dealing, model), **sent)
+    task = task_of(table_stem(name), examples, dealing, model)
+    return replace(task, dataset=replace(task.dataset, examples_crc32=examples_crc32), **sent)
 
 
 class Examples(NamedTuple):
