@@ -7,6 +7,7 @@ import shutil
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,6 +204,29 @@ def test_tuning_judges_by_validation_and_compares_with_the_rates_found(tuned: Pa
         compared.run("fedis@multinomial", 1).part_settings()["server_lr"]
         == rates["fedis@multinomial"]["server_lr"]
     )
+
+
+def test_a_rate_with_which_nothing_was_learnt_is_not_recommended(tmp_path: Path) -> None:
+    rows = [f"{k % 7},{k / 3},{k % 4}" for k in range(80)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,label,client", *rows]))
+    options = (
+        "--task t.csv --task-type regression --samplers uniform --sample 2 --rounds 2 --seeds 1 "
+        "--tuning-seeds 2 --extensions 0 --processes 1 --no-report"
+    )
+
+    def tuned(rates: str, out: str) -> Any:
+        words = [*options.split(), "--local-rates", rates, "--out", out]
+        return deltafl_here("tune", *words, cwd=tmp_path)
+
+    done = tuned("1e30,2e30", "none")
+    assert done.returncode == 3
+    assert "nothing was learnt with the best local_lr" in done.stderr
+    assert not (tmp_path / "none" / "rates.toml").exists()
+    # One such rate among others is no fault.
+    done = tuned("0.01,1e30", "some")
+    assert done.returncode == 0, done.stderr
+    rates = tomllib.loads((tmp_path / "some" / "rates.toml").read_text())["rates"]
+    assert rates == {"uniform": {"local_lr": 0.01}}
 
 
 def test_watch_and_report_name_the_comparison_of_a_tuning(tuned: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from ..simulation.record import judges_of
 from ..simulation.settings import CompareSettings, RunSettings
 from ..simulation.sweep import count_processes
 from ..simulation.tracking import TRACKERS, tracker
-from ..simulation.tune import TuneSettings, tune_rates
+from ..simulation.tune import NothingLearntError, TuneSettings, tune_rates
 from ..store.files import below
 from ..store.own_python import files_named
 from ..types import ACCURACY, LOSS, Judge
@@ -126,7 +126,7 @@ def tune(
     """Find each sampler's learning rates on seeds and examples kept for it, then compare with them.
 
     The comparison is in the folder 'comparison' of --out, the rates are in 'rates.toml', for
-    --config.
+    --config. Exit code 3 if nothing was learnt with the best rates, or a run diverged.
 
     Example: deltafl tune --task digits --samplers full,census,uniform --local-rates 0.4,0.8,1.6
     --out tuned
@@ -135,8 +135,12 @@ def tune(
     settings, folder = o.begun(TuneSettings, ctx)
     count = count_processes(processes, settings.device)
     with _explained("tune", folder, settings.task, settings.samplers):
-        with _progress(quiet) as on_progress:
-            tuned = tune_rates(settings, folder, on_progress, count, ctx.obj.trust_code)
+        try:
+            with _progress(quiet) as on_progress:
+                tuned = tune_rates(settings, folder, on_progress, count, ctx.obj.trust_code)
+        except NothingLearntError as error:
+            say(f"deltafl: {error}", error=True)
+            raise typer.Exit(EXIT_DIVERGED) from None
         # Between two bars, which would be drawn over it.
         for name, searches in tuned.searches.items():
             for label, search in searches.items():

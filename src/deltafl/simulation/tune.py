@@ -94,6 +94,10 @@ class Trial(NamedTuple):
     seed: int
 
 
+class NothingLearntError(DeltaflError):
+    """With the best rate of every sampler no tuning run moved its model."""
+
+
 #: The score of a tuning run; None if it is not finished.
 ScoreOf = Callable[[Trial], Score | None]
 
@@ -285,6 +289,11 @@ class Tuned(NamedTuple):
     searches: dict[str, dict[str, Search]]
 
 
+def _is_still(run: Run) -> bool:
+    """Whether replies were refused and the model never moved, as where all of them were."""
+    return run.refused > 0 and len(run.loss_r) > 1 and bool((run.loss_r == run.loss_r[0]).all())
+
+
 def tune_rates(
     settings: TuneSettings,
     out: Path,
@@ -302,6 +311,7 @@ def tune_rates(
         trust_code: Whether Python files that only ``out`` names may be imported.
 
     Raises:
+        NothingLearntError: If there is no rate to recommend.
         DeltaflError: If another process is playing in the folder, or a run is impossible.
     """
     require_simulator()
@@ -317,6 +327,7 @@ def tune_rates(
     jobs = dict[str, Job]()
     for name, grid in settings.grids().items():
         known = dict[Trial, Score]()
+        still = set[Trial]()
         while True:
             found = tuned.searches[name] = grid.search(settings.samplers, known.get)
             trials = {
@@ -332,9 +343,23 @@ def tune_rates(
                 run_jobs([*jobs.values()], out, processes, on_progress, code)
             records = {trial: store.get(trials[trial]) for trial in new}
             for trial, record in records.items():
-                if record is not None:
-                    known[trial] = settings.score(record.run())
+                if record is None:
+                    continue
+                run = record.run()
+                known[trial] = settings.score(run)
+                if _is_still(run):
+                    still.add(trial)
         for label, search in found.items():
             tuned.rates[label][name] = search.best or 0.0
+        chosen = {
+            Trial(label, tuned.rates[label][name], seed)
+            for label in found
+            for seed in settings.tuning_seeds
+        }
+        if chosen <= still:
+            raise NothingLearntError(
+                f"nothing was learnt with the best {name} of the grid: replies were refused and no "
+                f"model moved; write lower {name.replace('lr', 'rates')}, and another --out"
+            )
     write_atomically(out / "rates.toml", tomli_w.dumps({"rates": tuned.rates}))
     return tuned
