@@ -140,6 +140,23 @@ def test_a_module_tells_parameters_from_buffers_whatever_their_names(
         deltafl.flatten(model)
 
 
+class WithExtra(nn.Linear):  # type: ignore[name-defined,misc]
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.version = state["version"]
+
+
+def test_what_a_module_adds_to_its_state_dict_is_no_array_of_either() -> None:
+    model = nn.Sequential(WithExtra(2, 2), nn.Linear(2, 1))
+    state = model.state_dict()
+    assert deltafl.flatten(state).tolist() == deltafl.flatten(model).tolist()
+    moved = deltafl.unflatten(np.arange(9.0), state)
+    assert moved["0._extra_state"] == {"version": 3} and moved["1.bias"].tolist() == [8]
+    model.load_state_dict(moved)
+
+
 def with_state(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     """A module whose state dict is changed by a hook, of which its ``load_state_dict`` knows
     nothing.

@@ -282,7 +282,7 @@ class NamedArrays(NamedTuple):
         if hasattr(model, "named_buffers") and not isinstance(model, type):
             return cls._of_module(model)
         if isinstance(model, Mapping):
-            tensors = dict(model)
+            tensors = _without_extra(model)
             require_no_twins("the model", tensors)
         elif not isinstance(model, Iterable) or isinstance(model, str) or hasattr(model, "dtype"):
             raise DeltaflError(
@@ -333,7 +333,11 @@ def state_of(model: Any) -> dict[str, Any]:
             f"the model's state_dict(keep_vars=True) failed: {in_one_line(error)}; a state_dict of "
             "your own must take PyTorch's options, and hand them on"
         ) from error
-    return {name: part for name, part in state.items() if name.rpartition(".")[2] != _EXTRA}
+    return _without_extra(state)
+
+
+def _without_extra(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {name: part for name, part in state.items() if str(name).rpartition(".")[2] != _EXTRA}
 
 
 def own_tensors(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
