@@ -36,6 +36,7 @@ import numpy.typing as npt
 from deltafl import DeltaflError, tasks
 from deltafl.errors import require
 from deltafl.store import read_toml
+from deltafl.tasks.partitions import rows_by_key
 from deltafl.types import IntArray
 
 #: ``unipen62``: writers with fewer examples are left out, and of one with more only the first ones
@@ -133,11 +134,7 @@ def hold_out_by_owner(
     Raises:
         DeltaflError: If no owner has an example for the test.
     """
-    # Stable, so that the examples of an owner stay in their order.
-    order = np.argsort(owner_e, kind="stable")
-    _, start = np.unique(owner_e[order], return_index=True)
-    owned = np.split(order, start[1:])
-    used = [rows[:most] for rows in owned if len(rows) >= fewest]
+    used = [rows[:most] for rows in rows_by_key(owner_e) if len(rows) >= fewest]
     test_e = np.zeros(len(owner_e), np.bool_)
     for rows in used:
         test_e[rows[TEST_FIRST::TEST_EVERY]] = True

@@ -108,9 +108,8 @@ class Estimator(NamedTuple):
     needs_expected: bool = True  #: whether it needs the inclusion probabilities of the cohort
     #: whether its coefficients sum to 1, so that the common part of all updates causes no error
     ratio: bool = False
-    source: str = (
-        ""  #: the paper, as in ``docs/reference/references.md``; empty where none is known,
-    )
+    #: the paper, as in ``docs/reference/references.md``; empty where none is known
+    source: str = ""
 
 
 def _unbiased(name: str, control: ControlVariate, source: str) -> Estimator:

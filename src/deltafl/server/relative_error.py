@@ -77,9 +77,9 @@ class RelativeError(ServerPart):
         cohort = step.cohort
         assert cohort is not None
         asked = int(cohort.count_n.sum())
+        before = float(own.n) or plan.n
         # One client shows no variance, and would show none for ever.
         if asked < FEWEST:
-            before = float(own.n) or plan.n
             return step, own._replace(n=np.asarray(max(before, min(FEWEST, m)), float))
         variance = step.variance
         is_certain = cohort.kind != "replacement" and bool(np.all(cohort.expected_n >= 1))
@@ -104,7 +104,7 @@ class RelativeError(ServerPart):
         n = float(np.clip(wanted, ceil(asked / 2), 2 * asked))
         if cohort.kind == EVERYONE:
             # A full first round says nothing of the n that it begins with.
-            n = float(own.n) or plan.n
+            n = before
         return step, ErrorState(
             np.asarray(spread),
             np.asarray(signal),
@@ -116,12 +116,14 @@ def _apart(reports: Reports | None) -> float:
     """S^2 of replies about their mean, or about what was predicted of each if that is less; NaN
     where fewer than two are known.
     """
-    if reports is None or np.count_nonzero(reports.responded_n) < FEWEST:
+    if reports is None:
         return np.nan
-    here_n = reports.responded_n
-    columns = (reports.squared_deviation_n, reports.squared_residual_n)
-    least = min(float(column_n[here_n].sum()) for column_n in columns)
-    return least / (np.count_nonzero(here_n) - 1)
+    known = reports.part(reports.responded_n)
+    count = len(known.responded_n)
+    if count < FEWEST:
+        return np.nan
+    least = min(known.squared_deviation_n.sum(), known.squared_residual_n.sum())
+    return float(least) / (count - 1)
 
 
 def require_own_size(plan: PlanOfParts, name: str) -> None:

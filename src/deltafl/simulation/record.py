@@ -320,7 +320,8 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     if settings.client_costs is not None:
         cost_r = summed([line.get("cost", 0) for line in lines])
     m = directory.num_clients()
-    noted = noted_clients(directory.whole(CLIENTS).parent)
+    directory.whole(CLIENTS)  # an error if it is not
+    noted = noted_clients(directory.path)
     num_examples_m = _floats(noted.num_examples) if noted.num_examples else None
     sizes = {len(noted.num_examples) or m, m}
     if len(drawn_n) != len(count_n) or not drawn_n.max(initial=-1) < m or len(sizes) > 1:

@@ -178,13 +178,14 @@ class ClientRunner:
         """Sum of the losses of a batch of test examples, and what ``look`` makes of its outputs and
         targets. The batch comes in parts, each with the arrays beside the vector.
         """
-        # Copies: a model or a loss may change in place what it gets.
-        parts = [[part[places].clone() for part in self._data[2:]] for places, _ in tests]
-        batch = [
-            (model_inputs(self._task, x), arrays)
-            for (x, _), (_, arrays) in zip(parts, tests, strict=True)
-        ]
-        y = together([y for _, y in parts])
+        batch = []
+        targets = []
+        for places, arrays in tests:
+            # Copies: a model or a loss may change in place what it gets.
+            x, y = (part[places].clone() for part in self._data[2:])
+            batch.append((model_inputs(self._task, x), arrays))
+            targets.append(y)
+        y = together(targets)
         loss, output = self._score(params_d, batch, y)
         if look is None:
             return loss, None

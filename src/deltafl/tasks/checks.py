@@ -63,7 +63,7 @@ _OF_LOGITS = (
     "log_loss",
 )
 #: Of three classes or more, what a softmax makes of probabilities has another order than they.
-_OF_SOFTMAX = ("log_loss", "roc_auc", "average_precision")
+_OF_ORDER = ("roc_auc", "average_precision")
 #: Classes, or different numbers, of which a loss is tried on one each.
 _TRIED_TARGETS = 256
 
@@ -453,15 +453,15 @@ def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
         what = f"the model failed on {len(x)} test examples"
         output = as_array(_tried(what, lambda: model.eval()(x)))
     targets = targets_of(y, output.shape[1:], data.num_classes)
-    if ((output >= 0) & (output <= 1)).all():
+    if _are_shares(output):
         _check_logits(task, model, x, targets)
+    shape = (len(data.test_y), *output.shape[1:])
 
     def tries() -> Iterator[tuple[Numbers, Numbers]]:
         yield output, y
         # Some examples may lack a class; all of them must not.
-        yield np.resize(output, (len(data.test_y), *output.shape[1:])), data.test_y
+        yield np.resize(output, shape), data.test_y
         # A new model may answer the same to all, as one whose head begins at 0.
-        shape = (len(data.test_y), *output.shape[1:])
         yield np.asarray(rng.normal(size=shape), np.float32), data.test_y
 
     for metric in task.metrics:
@@ -499,7 +499,9 @@ def _check_logits(task: Task, model: Module, x: Numbers, targets: str) -> None:
     right_loss = "BCEWithLogitsLoss"
     if targets == CLASSES:
         # The largest output is the same class, and of two classes the order is the same.
-        wrong = _OF_SOFTMAX[: 1 if task.dataset.num_classes == 2 else None]
+        wrong = ["log_loss"]
+        if task.dataset.num_classes != 2:
+            wrong += _OF_ORDER
         names = [metric.name for metric in task.metrics if metric.name in wrong]
         layer = "Softmax"
         right_loss = "CrossEntropyLoss"
@@ -528,9 +530,13 @@ def _answers_probabilities(model: Module, x: Numbers) -> bool:
                 output = as_array(tried(x))
             except OWN_ERRORS:  # some models do not take any parameters
                 return False
-            if not ((output >= 0) & (output <= 1)).all():
+            if not _are_shares(output):
                 return False
     return True
+
+
+def _are_shares(output: Numbers) -> bool:
+    return bool(((output >= 0) & (output <= 1)).all())
 
 
 def _check_ends(task: Task, model: Module) -> None:
