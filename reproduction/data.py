@@ -36,7 +36,6 @@ import numpy.typing as npt
 from deltafl import DeltaflError, tasks
 from deltafl.errors import require
 from deltafl.store import read_toml
-from deltafl.tasks.partitions import rows_by_key
 from deltafl.types import IntArray
 
 #: ``unipen62``: writers with fewer examples are left out, and of one with more only the first ones
@@ -134,7 +133,7 @@ def hold_out_by_owner(
     Raises:
         DeltaflError: If no owner has an example for the test.
     """
-    used = [rows[:most] for rows in rows_by_key(owner_e) if len(rows) >= fewest]
+    used = [rows[:most] for rows in tasks.rows_by_key(owner_e) if len(rows) >= fewest]
     test_e = np.zeros(len(owner_e), np.bool_)
     for rows in used:
         test_e[rows[TEST_FIRST::TEST_EVERY]] = True

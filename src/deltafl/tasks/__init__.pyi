@@ -30,6 +30,7 @@ from .models import two_layer_cnn as two_layer_cnn
 from .own import load_own as load_own
 from .partitions import PARTITIONS as PARTITIONS
 from .partitions import make_partition as make_partition
+from .partitions import rows_by_key as rows_by_key
 from .registry import TaskSpec as TaskSpec
 from .registry import find_task as find_task
 from .registry import import_tasks as import_tasks
