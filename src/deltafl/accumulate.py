@@ -22,9 +22,9 @@ from .estimators.sketch import count_sketch
 from .estimators.value import ControlValue, Reader
 from .estimators.variance import effective_sample_size, variance_form
 from .plan import Plan, RoundState, check_state
-from .scale.numerics import inner, largest_entry, weighted_sum
+from .scale.numerics import inner, largest_entry, sum_of_rows
 from .scale.rows import read_rows, together
-from .scale.stretches import over_stretches
+from .scale.stretches import float_type, over_stretches
 from .server.norms import about_mean
 from .server.part import Step
 from .server.screening import Updates, screen_replies
@@ -33,6 +33,7 @@ from .types import (
     BoolArray,
     Cohort,
     FloatArray,
+    Floats,
     Params,
     RejectedReply,
     Replies,
@@ -117,14 +118,14 @@ class Accumulator:
         if plan.sampler.counts_draws:
             count_k = replies.cohort.count_n.astype(float)
 
-        def measured(part: slice, update_kb: FloatArray, value: ControlValue) -> _Measured:
+        def measured(part: slice, update_kb: Floats, value: ControlValue) -> _Measured:
             """A stretch of the estimate, and what is summed over the parameters."""
             error_kb = update_kb
             control_nb = value.control_nd
             # A pass less for methods without a control variate.
             if len(control_nb) > 1 or control_nb.any():
                 error_kb = update_kb - control_nb
-            estimate_b = weighted_sum(replies.coef_n, error_kb, error_kb.shape[1])
+            estimate_b = sum_of_rows(replies.coef_n, error_kb)
             estimate_b += value.total_d
             estimate_d[part] = estimate_b
             about = about_mean(update_kb, count_k)
@@ -217,14 +218,16 @@ class Accumulator:
         self._sends_drifts = False
         return value.part
 
-    def _counted(self, part: slice, value: ControlValue) -> FloatArray:
-        """A stretch of the updates, float64 (k, b), without the drifts that clients were sent."""
-        update_kb = read_rows(self._updates, part, len(value.total_d))
+    def _counted(self, part: slice, value: ControlValue) -> Any:
+        """A stretch of the updates, (k, b), without the drifts that clients were sent."""
+        dtype = float_type(self._d)
+        update_kb = read_rows(self._updates, part, len(value.total_d), dtype)
         # Clients added the drift in their local steps; what is left is what they learned.
         if self._sends_drifts:
             drift_kb = self.plan.drift(self.state, part, lambda _: value)
             # In float32, as whole updates come: the least rounding may turn a level of a code.
-            update_kb = (update_kb.astype(np.float32) - drift_kb).astype(np.float64)
+            less_kb = update_kb.astype(np.float32, copy=False) - drift_kb
+            update_kb = less_kb.astype(update_kb.dtype, copy=False)
         return update_kb
 
     def _checked(self, value: Any, shape: tuple[int, ...]) -> ControlValue:
@@ -235,7 +238,7 @@ class Accumulator:
             raise wrong_value(self.plan.rule.control, f", d = {self._d}")
         return value
 
-    def _sketched(self, part: slice, error_kb: FloatArray) -> FloatArray:
+    def _sketched(self, part: slice, error_kb: Floats) -> FloatArray:
         """Sketches of a stretch of the residuals, if the sampler asks for them."""
         size = self.plan.sampler.sketch_size
         if size == 0:

@@ -152,6 +152,20 @@ def test_claim_and_verdict(name: str, design: str | None, estimator: str) -> Non
         assert bias > 1e-4
 
 
+@pytest.mark.parametrize("estimator", UNBIASED)
+@pytest.mark.parametrize("name", ["uniform", "pracdelta", "balanced"])
+def test_large_models_are_unbiased_up_to_what_float32_rounds(
+    name: str, estimator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a model of three parameters were large."""
+    monkeypatch.setattr("deltafl.scale.stretches.LARGE", 0)
+    plan = make_plan(name, None, estimator, population_of(SIZES), n=3)
+    state = play(
+        plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(4)]
+    )
+    assert relative_bias(plan, state, make_problem(SIZES, seed=9)) < 1e-6
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.integers(1, 50), min_size=2, max_size=6),

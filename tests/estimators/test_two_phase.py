@@ -11,10 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Recorder, make_problem, mean_estimate, play
-from deltafl import DeltaflError, Plan, init_round, make_plan, open_round, stream
+from deltafl import DeltaflError, Plan, close_round, init_round, make_plan, open_round, stream
 from deltafl.estimators.learned_coefficient import ScaledState
 from deltafl.estimators.two_bits import KEPT, code_length, decode, encode, norms, scaled
-from deltafl.estimators.two_phase import LastResiduals, TwoPhase, TwoPhaseState
+from deltafl.estimators.two_phase import (
+    LastResiduals,
+    TwoPhase,
+    TwoPhaseState,
+    residuals_summed_anew,
+)
 from deltafl.federation.clients import resize_state
 from deltafl.server.clipping import RADIUS
 from deltafl.server.optimizers import Sgd
@@ -104,6 +109,26 @@ def prepared(
 
 
 LABEL = "census(components=2,size=8)"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_huge_reply_leaves_nothing_behind_in_the_sum_of_residuals(
+    large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr("deltafl.scale.stretches.LARGE", 0)
+    plan, problems, _ = prepared(LABEL, d=300)
+    state = init_round(plan, np.zeros(300))
+    for round, size in enumerate([1e12, 1.0, 1e7, 1.0, 1.0, 1.0, 1.0]):
+        cohort = open_round(plan, state)
+        update_nd = problems[round % 4].update_md[cohort.client_n]
+        update_nd[0] *= np.float32(size)
+        state, _ = close_round(plan, state, cohort, update_nd)
+        first = state.control.first.control
+        anew_d = residuals_summed_anew(first, plan.population.weight_m).total_d
+        most = np.abs(anew_d).max()
+        np.testing.assert_allclose(first.total_d, anew_d, rtol=0, atol=most * 2.0**-8)
+        assert first.rounding <= 2.0**-8 * most
 
 
 @pytest.mark.parametrize(

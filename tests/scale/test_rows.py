@@ -425,6 +425,6 @@ def test_rows_of_one_array_are_read_at_once_and_others_one_by_one() -> None:
         assert together(rows) is rows
     for held in (list(whole), reversed_columns, together(list(whole)), apart[2]):
         for part in (slice(0, 2), slice(1, None)):
-            found = read_rows(held, part, whole[0, part].size)
+            found = read_rows(held, part, whole[0, part].size, np.float64)
             assert found.flags.c_contiguous
             np.testing.assert_array_equal(found, [row[part] for row in held])

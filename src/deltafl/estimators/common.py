@@ -5,7 +5,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..scale.numerics import weighted_sum
+from ..scale.numerics import sum_of_rows
+from ..scale.stretches import float_type
 from ..types import FloatArray, Params, Population, Replies
 from .control_variates import Learner, OneForAll, learns_nothing
 from .value import ControlValue
@@ -27,7 +28,7 @@ class CommonControl(OneForAll):
     ranges: ClassVar = {"memory": "[0, 1)"}
 
     def init(self, population: Population, num_params: int) -> CommonControlState:
-        return CommonControlState(np.zeros(num_params))
+        return CommonControlState(np.zeros(num_params, float_type(num_params)))
 
     def learner(
         self,
@@ -44,7 +45,7 @@ class CommonControl(OneForAll):
         def learn(part: slice, update_nb: Params, value: ControlValue) -> None:
             before_b = state.control_d[part]
             # The ratio mean, which an extreme sum of coefficients cannot inflate.
-            mean_b = weighted_sum(replies.coef_n / total, update_nb, len(before_b))
+            mean_b = sum_of_rows(replies.coef_n / total, update_nb)
             control_d[part] = self.memory * before_b + (1 - self.memory) * mean_b
 
         return Learner(learn, lambda _: CommonControlState(control_d))

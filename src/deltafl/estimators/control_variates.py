@@ -49,6 +49,7 @@ import numpy as np
 from ..errors import DeltaflError, WithRanges
 from ..moves import CannotResizeError, Moves
 from ..scale.rows import RowFormat
+from ..scale.stretches import float_type
 from ..types import FloatArray, Floats, IntArray, Params, Population, Replies, Within
 from .value import ControlValue, Reader
 
@@ -191,7 +192,8 @@ class InStretches(ControlVariate):
     ) -> Any:
         learner = self.learner(state, population, replies)
         value = self.value(state, replies.client_n)
-        return learner.state([learner.learn(slice(None), update_nd, value)])
+        row_nd = update_nd.astype(float_type(update_nd.shape[1]), copy=False)
+        return learner.state([learner.learn(slice(None), row_nd, value)])
 
 
 def learns_nothing(state: Any) -> Learner:
@@ -224,7 +226,7 @@ class NoControl(OneForAll):
     """c = 0: the plain estimators."""
 
     def init(self, population: Population, num_params: int) -> NoControlState:
-        return NoControlState(np.zeros(num_params))
+        return NoControlState(np.zeros(num_params, float_type(num_params)))
 
     def learner(self, state: NoControlState, *_: object) -> Learner:
         return learns_nothing(state)

@@ -6,8 +6,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..moves import Moves
-from ..scale.numerics import weighted_sum
+from ..scale.numerics import sum_of_rows
 from ..scale.rows import RowFormat
+from ..scale.stretches import float_type
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies, Within
 from .common import CommonControlState
 from .control_variates import InStretches, Learner
@@ -45,7 +46,7 @@ class InnovationControl(InStretches):
     def init(self, population: Population, num_params: int) -> InnovationControlState:
         return InnovationControlState(
             own=self.own.init(population, num_params),
-            common=CommonControlState(np.zeros(num_params)),
+            common=CommonControlState(np.zeros(num_params, float_type(num_params))),
             unseen_m=np.ones(population.num_clients, bool),
             # The weights of all clients sum to 1.
             unseen_weight=np.array(1.0),
@@ -83,7 +84,7 @@ class InnovationControl(InStretches):
             if coef_n.sum() > 0:  # else no reply counts
                 residual_nb = update_nb - value.control_nd
                 # D with beta = 1.
-                estimate_b = value.total_d + weighted_sum(coef_n, residual_nb, len(value.total_d))
+                estimate_b = value.total_d + sum_of_rows(coef_n, residual_nb)
                 common_d[part] = self.memory * common_d[part] + (1 - self.memory) * estimate_b
             return own.learn(part, update_nb, value.held[0])
 

@@ -11,14 +11,16 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..moves import Moves
-from ..scale.numerics import inner, weighted_sum
+from ..scale.numerics import inner, sum_of_rows
 from ..scale.rows import RowFormat
-from ..types import Cohort, FloatArray, IntArray, Params, Population, Replies, Sizes
+from ..types import Cohort, FloatArray, Floats, IntArray, Params, Population, Replies, Sizes
 from .control_variates import ControlVariate, InStretches, Learner
 from .value import ComposedValue, ControlValue, Reader
 
 #: Below this share of sum_S mass norm(coef c)^2 what centring leaves is rounding, not spread.
 _SPREAD = 1e-9
+#: The same of products in float32.
+_NARROW_SPREAD = 1e-5
 
 
 class ScaledState(NamedTuple):
@@ -187,19 +189,21 @@ class _Products:
             )
             mass_n = np.clip(1 - decided_n, 0.0, 1.0) / rate_n
         self._replies = replies
+        self._least_spread = _SPREAD
         self._mass_n = mass_n
         self._alone_n = alone_n
         self._square_n = sent_n**2
         self._share_n = sent_n * mass_n / (mass_n.sum() or 1.0)
 
-    def of(self, update_nb: Params, control_nb: FloatArray) -> FloatArray:
+    def of(self, update_nb: Params, control_nb: Floats) -> FloatArray:
         """The products of a stretch, (2, n + 1): <y_i, z_i> and <z_i, z_i> of y_i = coef_i u_i
         and z_i = coef_i c_i, then those of their means.
         """
-        b = update_nb.shape[1]
-        mean_y_b = weighted_sum(self._share_n, update_nb, b)
+        if control_nb.dtype == np.float32:
+            self._least_spread = _NARROW_SPREAD
+        mean_y_b = sum_of_rows(self._share_n, update_nb)
         # One row stands for c_i that are all equal.
-        mean_z_b = weighted_sum(self._share_n, np.broadcast_to(control_nb, update_nb.shape), b)
+        mean_z_b = sum_of_rows(self._share_n, np.broadcast_to(control_nb, update_nb.shape))
         cross_n = self._square_n * inner(update_nb, control_nb)
         square_n = self._square_n * inner(control_nb, control_nb)
         cross_k = np.append(cross_n, inner(mean_y_b, mean_z_b))
@@ -222,7 +226,7 @@ class _Products:
             spread = square - total * product_2k[1, -1]
             # All coef_i c_i are alike and cancel in the draw: only the responses tell anything of
             # beta.
-            if spread <= _SPREAD * square:
+            if spread <= self._least_spread * square:
                 return alone_cross, alone_square
             cross -= total * product_2k[0, -1]
             square = spread

@@ -18,6 +18,7 @@ from ..scale.rows import (
     row_values,
     stored,
 )
+from ..scale.stretches import float_type
 from ..types import FloatArray, IntArray, Params, Population, Replies, Sizes
 from .control_variates import InStretches, Learner
 from .value import ControlValue, Reader
@@ -56,10 +57,11 @@ class OwnControl(InStretches):
 
     def reader(self, state: OwnControlState, client_n: IntArray) -> Reader:
         rows = [state.control_md[client] for client in client_n.tolist()]
+        dtype = float_type(len(state.total_d))
 
         def read(part: slice) -> ControlValue:
             total_b = state.total_d[part]
-            return ControlValue(total_b, read_rows(rows, part, len(total_b)))
+            return ControlValue(total_b, read_rows(rows, part, len(total_b), dtype))
 
         return read
 
@@ -81,7 +83,8 @@ class OwnControl(InStretches):
             for new_d, update_b in zip(new, update_nb, strict=True):
                 new_d[part] = stored(update_b, dtype)
             # Of the rows as stored: in bfloat16 they are not the updates that came.
-            changed_nb = read_rows(new, part, update_nb.shape[1])
+            # In float64 whatever the model's size: what the sum loses stays lost.
+            changed_nb = read_rows(new, part, update_nb.shape[1], np.float64)
             changed_nb -= value.control_nd
             return following.add(part, changed_nb)
 
@@ -90,7 +93,7 @@ class OwnControl(InStretches):
             learnt = OwnControlState(put_rows(state.control_md, client_n, new), *followed)
             # A huge c_i that has been replaced would leave its rounding errors in the sum for
             # ever, which is a bias (theory, section 10, docs/why/theory/control.md).
-            if followed.is_lost:
+            if followed.is_lost():
                 return summed_anew(learnt, population.weight_m)
             return learnt
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..moves import Moves
 from ..scale.numerics import RANK_TOLERANCE, product
+from ..scale.stretches import float_type
 from ..types import LARGEST_STEP, FloatArray, IntArray, Params, Population, Replies, Shares
 from .control_variates import InStretches, Learner, learns_nothing
 from .value import ControlValue, Reader
@@ -54,7 +55,7 @@ class RegressionControl(InStretches):
 
     def init(self, population: Population, num_params: int) -> RegressionControlState:
         aux_mq = population.design_mq()
-        slope_qd = np.zeros((aux_mq.shape[1], num_params))
+        slope_qd = np.zeros((aux_mq.shape[1], num_params), float_type(num_params))
         return RegressionControlState(aux_mq, population.weight_m, slope_qd)
 
     def reader(self, state: RegressionControlState, client_n: IntArray) -> Reader:
@@ -116,7 +117,8 @@ class RegressionControl(InStretches):
         moment_qq = np.einsum("m,mp,mq->pq", weight_k, aux_kq, before_kq)
         # Least squares: old x as a linear map of new x, which the slopes then follow.
         turn_qq = pseudoinverse(square_qq) @ moment_qq
-        return resized._replace(slope_qd=np.einsum("pq,qd->pd", turn_qq, state.slope_qd))
+        turned_qd = np.einsum("pq,qd->pd", turn_qq, state.slope_qd)
+        return resized._replace(slope_qd=turned_qd.astype(state.slope_qd.dtype, copy=False))
 
 
 def pseudoinverse(square_qq: FloatArray) -> FloatArray:

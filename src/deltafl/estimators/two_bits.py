@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..scale.numerics import inner, product
-from ..scale.stretches import STRETCH, over_stretches
+from ..scale.stretches import STRETCH, float_type, over_stretches
 from ..streams import stream
 from ..types import FloatArray, Floats, Params
 
@@ -64,19 +64,20 @@ def encode(vector_nd: Floats) -> FloatArray:
 
     def look(part: slice) -> None:
         cut = code_part(part, d)
-        code_nc[..., cut] = encode_part(vector_nd[..., part]).code_nc
+        part_nb = vector_nd[..., part].astype(float_type(d), copy=False)
+        code_nc[..., cut] = encode_part(part_nb).code_nc
 
     over_stretches(look, d, prod(rows), alone=True)
     return code_nc
 
 
 class Encoded(NamedTuple):
-    """The root mean squares of blocks, float64 (..., blocks), and their levels, 0 to 3, uint8
-    (..., blocks, 256).
+    """The root mean squares of blocks, (..., blocks), and their levels, 0 to 3, four in a byte,
+    uint8 (..., blocks, 64).
     """
 
     scale_nb: FloatArray
-    level_nbk: Levels
+    byte_nbk: Levels
 
     @property
     def code_nc(self) -> FloatArray:
@@ -84,7 +85,7 @@ class Encoded(NamedTuple):
         *rows, blocks = self.scale_nb.shape
         code_nbl = np.empty((*rows, blocks, _LENGTH))
         code_nbl[..., 0] = self.scale_nb
-        code_nbl[..., 1:] = _packed(self.level_nbk)
+        code_nbl[..., 1:] = _packed(self.byte_nbk)
         return code_nbl.reshape(*rows, blocks * _LENGTH)
 
     @property
@@ -94,12 +95,14 @@ class Encoded(NamedTuple):
 
     def weighted_sum(self, weight_n: FloatArray, num_params: int) -> FloatArray:
         """sum_i w_i v_i of what is decoded, (num_params,): rotated once, not each of them."""
+        dtype = self.scale_nb.dtype
         scaled_nb = weight_n[:, None] * self.scale_nb
-        weight_bn = scaled_nb.T * _UNIT / _SIDE
-        level_nbk = np.take(_LEVELS.astype(np.float64), self.level_nbk)
+        weight_bn = (scaled_nb.T * _UNIT / _SIDE).astype(dtype)
+        level_nbk4 = np.take(_table().astype(dtype), self.byte_nbk, axis=0)
+        level_bnk = level_nbk4.reshape(*self.scale_nb.shape, BLOCK).swapaxes(0, 1)
         # One row of weights by the levels, in each block.
-        sum_b1k = weight_bn[:, None] @ level_nbk.swapaxes(0, 1)
-        sum_bk = _rotated(sum_b1k[:, 0]) * _signs()
+        sum_b1k = weight_bn[:, None] @ level_bnk
+        sum_bk = _rotated(sum_b1k[:, 0]) * _signs().astype(dtype)
         # The last block was filled up.
         return np.asarray(sum_bk.reshape(-1)[:num_params])
 
@@ -111,11 +114,11 @@ def encode_part(vector_nd: Floats) -> Encoded:
     padded_nd: Any = vector_nd
     # Zeros fill the last block up: its norm stays the same.
     if d < blocks * BLOCK:
-        padded_nd = np.zeros((*rows, blocks * BLOCK))
+        padded_nd = np.zeros((*rows, blocks * BLOCK), vector_nd.dtype)
         padded_nd[..., :d] = vector_nd
-    block_nbk = np.asarray(padded_nd.reshape(*rows, blocks, BLOCK), np.float64)
-    # A rotation changes no norm: here it is that of float64, whose squares do not overflow.
-    scale_nb = np.sqrt(inner(block_nbk, block_nbk) / BLOCK)
+    block_nbk = padded_nd.reshape(*rows, blocks, BLOCK)
+    # A rotation changes no norm. This one does not overflow, as squares of float32 might.
+    scale_nb = np.sqrt(inner(block_nbk, block_nbk) / BLOCK).astype(vector_nd.dtype)
     signed_nbk = padded_nd.astype(np.float32).reshape(*rows, -1)
     signed_nbk *= np.tile(_signs().astype(np.float32), blocks)
     unit_nbk = _rotated(signed_nbk.reshape(block_nbk.shape))
@@ -132,7 +135,10 @@ def encode_part(vector_nd: Floats) -> Encoded:
     level_nbk = np.zeros(unit_nbk.shape, np.uint8)
     for bound in _BOUNDS:
         level_nbk += (unit_nbk > np.float32(bound)).view(np.uint8)
-    return Encoded(scale_nb, level_nbk)
+    # Four levels in the lowest bits of four bytes meet in the highest byte.
+    gather = np.uint32(2**24 + 2**18 + 2**12 + 2**6)
+    four_nbk = level_nbk.view("<u4") * gather
+    return Encoded(scale_nb, (four_nbk >> np.uint32(24)).astype(np.uint8))
 
 
 def decode(code_nc: FloatArray, num_params: int) -> FloatArray:
@@ -155,17 +161,24 @@ def code_part(part: slice, num_params: int) -> slice:
     return slice(code_length(first - first % BLOCK), code_length(last))
 
 
-def decode_part(code_nc: FloatArray, part: slice, num_params: int) -> FloatArray:
-    """A stretch of vectors, float64 (n, b), given its ``code_part`` of their codes."""
+def decode_part(
+    code_nc: FloatArray,
+    part: slice,
+    num_params: int,
+    dtype: npt.DTypeLike = np.float64,
+) -> FloatArray:
+    """A stretch of vectors, (n, b), given its ``code_part`` of their codes.
+
+    In float64 what a client made up as a scale does not overflow.
+    """
     first, last, _ = part.indices(num_params)
     level_nbk, scale_nb1 = levels(code_nc)
     n, blocks, _ = level_nbk.shape
     rotated_nk = _rotated(level_nbk).reshape(n, blocks * BLOCK)
     # Along whole rows: NumPy is slow at many short ones.
     rotated_nk *= np.tile(_signs().astype(np.float32), blocks)
-    # Scales are of float64: what a client sends as one may overflow in float32.
-    vector_nbk = rotated_nk.reshape(level_nbk.shape).astype(np.float64)
-    vector_nbk *= scale_nb1 * (_UNIT / _SIDE)
+    vector_nbk = rotated_nk.reshape(level_nbk.shape).astype(dtype, copy=False)
+    vector_nbk *= (scale_nb1 * (_UNIT / _SIDE)).astype(dtype)
     vector_nd: FloatArray = vector_nbk.reshape(n, blocks * BLOCK)
     before = first % BLOCK
     return vector_nd[:, before : before + last - first]
@@ -212,19 +225,16 @@ def levels(code_nc: FloatArray) -> tuple[Params, FloatArray]:
     return level_xk4.reshape(n, blocks, BLOCK), scale_x.reshape(n, blocks, 1)
 
 
-def _packed(level_nbk: Levels) -> Words:
+def _packed(byte_nbk: Levels) -> Words:
     """52-bit numbers of the levels of blocks, (..., 10): the first level in the lowest bits."""
-    # Four levels in the lowest bits of four bytes meet in the highest byte.
-    gather = np.uint32(2**24 + 2**18 + 2**12 + 2**6)
-    four_xk = level_nbk.reshape(-1, BLOCK).view("<u4") * gather
-    byte_xk = np.zeros((len(four_xk), _ROW), np.uint8)
-    byte_xk[:, : BLOCK // 4] = four_xk >> np.uint32(24)
-    number_kx = np.empty((_NUMBERS, len(four_xk)), np.uint64)
+    byte_xk = np.zeros((byte_nbk.size // (BLOCK // 4), _ROW), np.uint8)
+    byte_xk[:, : BLOCK // 4] = byte_nbk.reshape(len(byte_xk), -1)
+    number_kx = np.empty((_NUMBERS, len(byte_xk)), np.uint64)
     for pair in range(0, _NUMBERS, 2):
         low_x, high_x = _both(byte_xk, pair)
         number_kx[pair] = low_x % 2**_BITS
         number_kx[pair + 1] = high_x >> (64 - _BITS)
-    return number_kx.T.reshape(*level_nbk.shape[:-1], _NUMBERS)
+    return number_kx.T.reshape(*byte_nbk.shape[:-1], _NUMBERS)
 
 
 def _unpacked(number_kx: Words) -> Levels:

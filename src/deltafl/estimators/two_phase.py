@@ -9,8 +9,9 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..moves import Moves
-from ..scale.numerics import inner, largest, product, weighted_sum
-from ..scale.rows import Following, Rows, RunningSum, put_rows
+from ..scale.numerics import inner, largest, product, sum_of_rows, weighted_sum
+from ..scale.rows import LOST, Following, Rows, RunningSum, put_rows
+from ..scale.stretches import float_type
 from ..types import (
     NOBODY,
     TINY,
@@ -39,6 +40,10 @@ from .two_bits import (
     sum_decoded,
 )
 from .value import ComposedValue, ControlValue, Reader
+
+#: When the sum of all residuals is formed anew, by what they are computed in. In float32 a round's
+#: rounding is 1e-7, of any sign; the bound, which adds it up, is at 0.4 % after 1000s of rounds.
+_LOST = {"float64": LOST, "float32": 2.0**-8}
 
 
 class LastResidualsState(NamedTuple):
@@ -77,7 +82,8 @@ class LastResiduals(InStretches):
     def init(self, population: Population, num_params: int) -> LastResidualsState:
         aux_mq = population.design_mq()
         m = population.num_clients
-        moment_qd = np.zeros((aux_mq.shape[1], num_params))
+        dtype = float_type(num_params)
+        moment_qd = np.zeros((aux_mq.shape[1], num_params), dtype)
         code_mc = population.code_mc
         if code_mc is None:
             nobody_m = np.zeros(m, bool)
@@ -100,9 +106,9 @@ class LastResiduals(InStretches):
         weight_m = population.weight_m * sent_m
         square_qq = np.einsum("m,mp,mq->pq", weight_m, aux_mq, aux_mq)
         moment_qd = sum_decoded((weight_m[:, None] * aux_mq).T, code_mc, num_params)
-        fitted_qd = product(pseudoinverse(square_qq), moment_qd)
+        fitted_qd = product(pseudoinverse(square_qq), moment_qd).astype(dtype, copy=False)
         # The first of x is 1, so that row 0 is the sum over clients.
-        total_d = moment_qd[0] - product(square_qq[:1], fitted_qd)[0]
+        total_d = moment_qd[0] - _predicted(square_qq[0], fitted_qd)
         state = LastResidualsState(code_mc, sent_m, aux_mq, fitted_qd, total_d)
         return state._replace(explained=_explained(state, population.weight_m))
 
@@ -119,7 +125,7 @@ class LastResiduals(InStretches):
             code_nc = np.empty((len(codes), cut.stop - cut.start))
             for row_c, code_c in zip(code_nc, codes, strict=True):
                 row_c[:] = code_c[cut]
-            residual_nb = decode_part(code_nc, part, d)
+            residual_nb = decode_part(code_nc, part, d, state.fitted_qd.dtype)
             if first_nq.any():
                 residual_nb -= product(first_nq, state.fitted_qd[:, part])
             return ControlValue(state.total_d[part], residual_nb)
@@ -140,7 +146,8 @@ class LastResiduals(InStretches):
         is_first_m = state.is_first_m.copy()
         is_first_m[client_n] = False
         weight_n = population.weight_m[client_n]
-        following = Following(RunningSum(state.total_d, state.rounding), weight_n)
+        dtype = state.fitted_qd.dtype
+        following = Following(RunningSum(state.total_d, state.rounding), weight_n, dtype)
 
         def learn(part: slice, update_nb: Params, value: ControlValue) -> FloatArray:
             cut = code_part(part, d)
@@ -149,7 +156,7 @@ class LastResiduals(InStretches):
                 code_c[cut] = stretch_c
             # What was lost by encoding is lost in the sum too.
             added_b = encoded.weighted_sum(weight_n, update_nb.shape[1])
-            added_b -= weighted_sum(weight_n, value.control_nd, len(added_b))
+            added_b -= sum_of_rows(weight_n, value.control_nd)
             return following.add_sum(part, added_b, encoded.largest_n + largest(value.control_nd))
 
         def learned(largest_of: list[FloatArray]) -> LastResidualsState:
@@ -160,7 +167,7 @@ class LastResiduals(InStretches):
                 total_d=followed.total_d,
                 rounding=followed.rounding,
             )
-            if followed.is_lost:
+            if followed.is_lost(_LOST[dtype.name]):
                 return residuals_summed_anew(learnt, population.weight_m)
             return learnt
 
@@ -197,9 +204,16 @@ def residuals_summed_anew(
     if has_codes(state):
         first_q = np.einsum("m,mq->q", weight_m * state.is_first_m, state.aux_mq)
         total_d = sum_decoded(weight_m[None], state.code_mc, len(total_d))[0]
-        total_d -= product(first_q[None], state.fitted_qd)[0]
+        total_d -= _predicted(first_q, state.fitted_qd)
     state = state._replace(total_d=total_d, rounding=np.zeros(()))
     return state._replace(explained=_explained(state, weight_m))
+
+
+def _predicted(coef_q: FloatArray, slope_qd: FloatArray) -> FloatArray:
+    """sum_q coef_q B_q in float64, whatever the slopes: what a running sum loses stays lost."""
+    if slope_qd.dtype == np.float64:
+        return np.asarray(product(coef_q[None], slope_qd)[0])
+    return weighted_sum(coef_q, slope_qd, slope_qd.shape[1])
 
 
 def _explained(state: LastResidualsState, weight_m: FloatArray) -> FloatArray:

@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..scale.numerics import inner, product, weighted_sum
-from ..types import ALWAYS, NOBODY, BoolArray, FloatArray, IntArray, Replies
+from ..scale.numerics import inner, product, sum_of_rows
+from ..types import ALWAYS, NOBODY, BoolArray, FloatArray, Floats, IntArray, Replies
 
 
 class Between(NamedTuple):
@@ -48,12 +48,12 @@ class Between(NamedTuple):
     mass_h: FloatArray
     coef_hn: FloatArray  #: 0 outside the stratum
 
-    def square(self, part_nb: FloatArray, common_b: FloatArray) -> float:
+    def square(self, part_nb: Floats, common_b: Floats) -> float:
         """The sum over a stretch of the l_i = part_i + common."""
         y_hb = product(self.coef_hn, part_nb)
         if common_b.any():
             y_hb = y_hb + self.coef_hn.sum(axis=1)[:, None] * common_b
-        off_hb = y_hb - weighted_sum(self.mass_h / self.mass_h.sum(), y_hb, y_hb.shape[1])
+        off_hb = y_hb - sum_of_rows(self.mass_h / self.mass_h.sum(), y_hb)
         return float(self.mass_h @ inner(off_hb, off_hb))
 
 
@@ -72,9 +72,9 @@ class VarianceForm(NamedTuple):
 
     def sums(
         self,
-        part_nb: FloatArray,
+        part_nb: Floats,
         square_n: FloatArray,
-        common_b: FloatArray,
+        common_b: Floats,
     ) -> FloatArray:
         """norm(scale_i l_i - B)^2 and norm(l_i)^2 of a stretch of the l_i, (2, n); of two stages a
         third row repeats what varies between strata.
@@ -98,7 +98,7 @@ class VarianceForm(NamedTuple):
             if total == 0:
                 continue
             share_k = mass_k * scale_k / total
-            mean_b = weighted_sum(share_k, part_kb, part_kb.shape[1])
+            mean_b = sum_of_rows(share_k, part_kb)
             # norm(scale part - mean)^2, multiplied out, as norm(part)^2 is known.
             cross_k = inner(part_kb, mean_b)
             spread_k = scale_k * (scale_k * square_n[rows] - 2 * cross_k)

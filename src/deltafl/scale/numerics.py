@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .persistent_array import Array
-from .stretches import over_stretches
+from .stretches import stretches
 
 #: As in ``types.py``, which is above this file.
 FloatArray = npt.NDArray[np.float64]
@@ -42,9 +42,18 @@ def weighted_sum(
     return total_d
 
 
-def product(left_nq: FloatArray, right_qb: FloatArray) -> FloatArray:
-    """The matrix product: the same bits whatever thread count."""
-    product_nb = np.empty((len(left_nq), right_qb.shape[1]))
+def sum_of_rows(coef_n: FloatArray, row_nb: Floats) -> Any:
+    """The same of a stretch of rows, (b,), in float32 if they are."""
+    if row_nb.dtype != np.float32:
+        return weighted_sum(coef_n, row_nb, row_nb.shape[1])
+    return np.einsum("n,nb->b", coef_n.astype(np.float32), row_nb)
+
+
+def product(left_nq: FloatArray, right_qb: Floats) -> Any:
+    """The matrix product, in float32 if the right side is: the same bits whatever thread count."""
+    dtype = np.result_type(np.float32, right_qb)
+    product_nb = np.empty((len(left_nq), right_qb.shape[1]), dtype)
+    left_nq = left_nq.astype(dtype, copy=False)
     # As many columns as one thread multiplies; each of them takes the whole left side.
     step = max(_ONE_THREAD_PRODUCT // max(left_nq.size, 1), 1)
     for first in range(0, right_qb.shape[1], step):
@@ -63,23 +72,24 @@ def largest(row_nb: np.ndarray[Any, Any]) -> Array:
 
 def largest_entry(vector_d: np.ndarray[Any, Any]) -> float:
     """The same of one long vector."""
-
-    def look(part: slice) -> Array:
-        return largest(vector_d[None, part])
-
-    return float(np.max(over_stretches(look, len(vector_d), alone=True)))
+    parts = stretches(len(vector_d), 1, alone=True)
+    return float(np.max([largest(vector_d[None, part]) for part in parts]))
 
 
 def inner(left_d: Floats, right_d: Floats) -> Any:
-    """<left, right> along the last axis of float64 arrays: the same bits whatever thread count,
-    or number of rows.
+    """<left, right> along the last axis, float64: the same bits whatever thread count, or number
+    of rows.
     """
     total = np.zeros(left_d.shape[:-1])
-    for first in range(0, left_d.shape[-1], ONE_THREAD):
-        part = slice(first, first + ONE_THREAD)
-        # Row by row: one product of many rows would add up in another order.
-        part_11 = left_d[..., None, part] @ right_d[..., part, None]
-        total = total + part_11[..., 0, 0]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, left_d.shape[-1], ONE_THREAD):
+            part = slice(first, first + ONE_THREAD)
+            # Row by row: one product of many rows would add up in another order.
+            part_11 = left_d[..., None, part] @ right_d[..., part, None]
+            total = total + part_11[..., 0, 0]
+    # Squares of entries from 1e17 on are beyond float32.
+    if left_d.dtype == right_d.dtype == np.float32 and not np.all(np.isfinite(total)):
+        return inner(left_d.astype(np.float64), right_d.astype(np.float64))
     return total
 
 

@@ -275,11 +275,16 @@ def together(rows: Sequence[Params]) -> Sequence[Params] | Params:
     return whole
 
 
-def read_rows(rows: Sequence[Row] | Row, part: slice, num_params: int) -> FloatArray:
-    """A stretch of some rows that has so many parameters, float64 (n, b)."""
+def read_rows(
+    rows: Sequence[Row] | Row,
+    part: slice,
+    num_params: int,
+    dtype: type[np.floating[Any]],
+) -> Any:
+    """A stretch of some rows that has so many parameters, (n, b) of a type of floats."""
     if isinstance(rows, np.ndarray) and rows.dtype == np.float32:
-        return rows[:, part].astype(np.float64, order="C")
-    row_nb = np.empty((len(rows), num_params))
+        return rows[:, part].astype(dtype, order="C")
+    row_nb = np.empty((len(rows), num_params), dtype)
     for wide_b, row_d in zip(row_nb, rows, strict=True):
         wide_b[:] = row_values(row_d[part])
     return row_nb
@@ -340,18 +345,25 @@ class RunningSum(NamedTuple):
     total_d: FloatArray
     rounding: FloatArray  # of every entry of the sum, >= 0
 
-    @property
-    def is_lost(self) -> bool:
+    def is_lost(self, share: float = LOST) -> bool:
         """Whether it must be recomputed."""
-        return bool(self.rounding > LOST * largest_entry(self.total_d))
+        return bool(self.rounding > share * largest_entry(self.total_d))
 
 
 class Following:
-    """A running sum to which sum_i coef_i row_i is added, one stretch after the other."""
+    """A running sum to which sum_i coef_i row_i is added, one stretch after the other. ``dtype`` is
+    what the rows were computed in.
+    """
 
-    def __init__(self, before: RunningSum, coef_n: FloatArray) -> None:
+    def __init__(
+        self,
+        before: RunningSum,
+        coef_n: FloatArray,
+        dtype: npt.DTypeLike = np.float64,
+    ) -> None:
         self._before = before
         self._coef_n = coef_n
+        self._epsilon = float(np.finfo(np.dtype(dtype)).eps)
         self._total_d = np.empty_like(before.total_d)
 
     def add(self, part: slice, row_nb: FloatArray) -> FloatArray:
@@ -371,7 +383,7 @@ class Following:
         size = float(most_1n @ np.append(1.0, np.abs(self._coef_n)))
         # A difference and a product for each row, then the sums.
         operations = len(self._coef_n) + 2
-        rounding = self._before.rounding + operations * np.finfo(np.float64).eps * size
+        rounding = self._before.rounding + operations * self._epsilon * size
         return RunningSum(self._total_d, np.asarray(rounding))
 
 

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 Seen = TypeVar("Seen")
 
+#: Parameters from which a model is large: while a round is closed its rows are of float32, as
+#: updates come. That takes half the time and memory; of smaller models, Python's calls take most.
+LARGE = 10**5
 #: Parameters in the longest stretch where last bits hang on where it ends, as those of sums do;
 #: in others, and what a thread takes at a time, a multiple of every stretch.
 STRETCH = 2**13
@@ -23,6 +26,8 @@ TURN = 2**16
 _FOR_THREADS = 2**22
 #: Numbers in all rows of a stretch: fewer, and Python takes longer than what the cache saves.
 _IN_CACHE = 2**17
+#: The same of large models, whose calls shall be long, as a thread that is called waits for others.
+_LONG_CALLS = 2**19
 #: Shorter stretches take Python longer than NumPy.
 _SHORTEST = 2**10
 #: Bytes of blocks that malloc shall keep, less than the 32 MiB at which glibc stops to learn.
@@ -46,12 +51,21 @@ def cores_allowed() -> int:
     return os.cpu_count() or 1
 
 
+def float_type(num_params: int) -> type[np.floating[Any]]:
+    """The type of rows of replies and predictions while a round is closed."""
+    if num_params < LARGE:
+        return np.float64
+    return np.float32
+
+
 def stretches(num_params: int, rows: float, alone: bool = False) -> list[slice]:
     """The parameters in turn, for work on so many rows, or less than one; starts are multiples of
     256. Where each number stands ``alone``, fewer and longer ones: Python's calls take as long.
     """
-    length = TURN if alone else STRETCH
-    while length * rows > _IN_CACHE and length > _SHORTEST:
+    is_large = num_params >= LARGE
+    length = TURN if alone or is_large else STRETCH
+    most = _LONG_CALLS if is_large else _IN_CACHE
+    while length * rows > most and length > _SHORTEST:
         length //= 2
     parts = [slice(first, first + length) for first in range(0, max(num_params, 1), length)]
     # An open end: rows that are too long show.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..scale.numerics import ONE_THREAD, inner
-from ..types import FloatArray, Params, Reports
+from ..types import FloatArray, Floats, Params, Reports
 
 #: Numbers converted to float64 at a time.
 _BLOCK = 2**16
@@ -15,13 +15,13 @@ _BLOCK = 2**16
 class AboutMean(NamedTuple):
     """Rows without their mean, and the squared norms of what is left of each."""
 
-    mean_b: FloatArray
-    left_kb: FloatArray
+    mean_b: Floats
+    left_kb: Floats
     square_k: FloatArray
 
 
-def about_mean(row_kb: FloatArray, weight_k: FloatArray | None) -> AboutMean:
-    """A stretch of float64 rows about their plain or weighted mean.
+def about_mean(row_kb: Floats, weight_k: FloatArray | None) -> AboutMean:
+    """A stretch of rows about their plain or weighted mean.
 
     Not from norms and inner products, whose difference keeps few digits where rows are alike.
     """
@@ -29,7 +29,7 @@ def about_mean(row_kb: FloatArray, weight_k: FloatArray | None) -> AboutMean:
     if len(row_kb) == 0:
         return AboutMean(np.zeros(row_kb.shape[1]), row_kb, np.zeros(0))
     # Of float32, as updates come: another rounding would change what samplers have learned.
-    mean_b = np.average(row_kb.astype(np.float32), axis=0, weights=weight_k).astype(np.float64)
+    mean_b = np.average(row_kb.astype(np.float32, copy=False), axis=0, weights=weight_k)
     left_kb = row_kb - mean_b
     return AboutMean(mean_b, left_kb, inner(left_kb, left_kb))
 
