@@ -198,7 +198,7 @@ def first_state(label: str, m: int, d: int) -> tuple[Plan, RoundState]:
 def bytes_of(label: str, d: int) -> int:
     """About what three rounds of a method hold in memory, but for mapped updates."""
     rows = 3 * COHORT * 4 * (label.startswith(("innovation", "fedvarp")))
-    slopes = 3 * 8 * (COLUMNS + 1) * label.startswith(("census", "balanced"))
+    slopes = 3 * 4 * (COLUMNS + 1) * label.startswith(("census", "balanced"))
     return d * (rows + slopes + 60 + 4 * COHORT * (d <= MAPPED))
 
 

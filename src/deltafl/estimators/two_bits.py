@@ -119,8 +119,8 @@ def encode_part(vector_nd: Floats) -> Encoded:
     block_nbk = padded_nd.reshape(*rows, blocks, BLOCK)
     # A rotation changes no norm. This one does not overflow, as squares of float32 might.
     scale_nb = np.sqrt(inner(block_nbk, block_nbk) / BLOCK).astype(vector_nd.dtype)
-    signed_nbk = padded_nd.astype(np.float32).reshape(*rows, -1)
-    signed_nbk *= np.tile(_signs().astype(np.float32), blocks)
+    sign_d = np.tile(_signs().astype(np.float32), blocks)
+    signed_nbk = np.multiply(padded_nd.reshape(*rows, -1), sign_d, dtype=np.float32)
     unit_nbk = _rotated(signed_nbk.reshape(block_nbk.shape))
     # The transform over 16 keeps norms, so that entries are in root mean squares. A block of zeros
     # has none to divide by.

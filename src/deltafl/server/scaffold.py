@@ -61,4 +61,7 @@ class Scaffold(ServerPart):
         read: Reader,
     ) -> Params:
         total_b, control_nb = read(part)
-        return np.asarray(plan.step_factor * (total_b - control_nb), np.float32)
+        # Not in float64 for rows of float32.
+        near_b = total_b.astype(np.result_type(control_nb, np.float32), copy=False)
+        off_nb = near_b - control_nb
+        return np.asarray(plan.step_factor * off_nb, np.float32)
