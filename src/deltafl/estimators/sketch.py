@@ -41,9 +41,11 @@ def count_sketch(
         block, place = divmod(first, _BLOCK)
         code_b = _codes(seed, size, block)[place : place + start + d - first]
         stretch = vector_nd[:, first - start : first - start + len(code_b)]
+        block_nq = np.zeros_like(signed_nq)
         for i, part_b in enumerate(stretch):
-            # ``bincount`` adds in float64, whatever the type of the vectors.
-            signed_nq[i] += np.bincount(code_b, weights=part_b, minlength=2 * size)
+            # One after the other, in float64 whatever the type of the vectors.
+            np.add.at(block_nq[i], code_b, part_b.astype(np.float64, copy=False))
+        signed_nq += block_nq
         first += len(code_b)
     return signed_nq[:, :size] - signed_nq[:, size:]
 
