@@ -304,6 +304,29 @@ class OneBuffer(torch.nn.Module):
         return x @ self.one + x @ self.other
 
 
+class Averaging(torch.nn.Linear):
+    """Training moves something by which it is then judged, or which nobody needs."""
+
+    mean: torch.Tensor
+
+    def __init__(self, what: str, is_needed: bool = True) -> None:
+        super().__init__(3, 2)
+        self.is_needed = is_needed
+        self.teacher = deepcopy(self.weight).requires_grad_(False) if what == "teacher" else None
+        self.register_buffer("mean", torch.full((3,), -torch.inf if what == "constant" else 0.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = self.mean.nan_to_num(neginf=0).lerp(x.detach().mean(0), 0.1)
+            if self.teacher is not None:
+                self.teacher.data.lerp_(self.weight.data, 0.1)
+        elif self.is_needed:
+            x = x - self.mean.clamp(-1e6)
+            if self.teacher is not None:
+                return torch.nn.functional.linear(x, self.teacher)
+        return super().forward(x)
+
+
 def at_zero() -> torch.nn.Module:
     layer = torch.nn.Linear(3, 2)
     torch.nn.utils.vector_to_parameters(torch.zeros(8), layer.parameters())
@@ -325,6 +348,9 @@ def tiny(output: Any, y: Any) -> Any:
         {"loss": tiny},
         {"metric": correlation, "make_model": at_zero},
         {"make_model": OneBuffer},
+        {"make_model": partial(Averaging, "buffer")},
+        {"make_model": partial(Averaging, "teacher", is_needed=False)},
+        {"make_model": partial(Averaging, "constant", is_needed=False)},
         {"gradient_noise_m": np.array([0.0, 0.1])},
         {"initial_params": np.zeros(8, np.float32)},
     ],
@@ -391,6 +417,10 @@ BROKEN: dict[str, dict[str, Any]] = {
         f"the model is lazy: it makes the array {name!r}": {"make_model": partial(MadeLater, name)}
         for name in ("head.weight", "bias", "mean")
     },
+    "training changes 'teacher' of the model, which clients do not bring back": {
+        "make_model": partial(Averaging, "teacher")
+    },
+    "training changes 'mean' of the model": {"make_model": partial(Averaging, "constant")},
     "make_model is a Linear; it must be a function": {"make_model": torch.nn.Linear(3, 2)},
     "the parameter 'weight' has a hook": {"make_model": hooked},
     "the loss is 'cross_entropy'; it must be a function": {"loss": "cross_entropy"},

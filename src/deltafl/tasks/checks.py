@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, is_in
-from ..model_parts import NamedArrays, as_array, copied, require_apart
+from ..model_parts import (
+    NamedArrays,
+    as_array,
+    copied,
+    listed,
+    own_tensors,
+    require_apart,
+    state_of,
+)
 from ..streams import stream
 from ..types import Array, IntArray, Rng
 from .base import Task
@@ -295,6 +303,7 @@ def _smoke_test(task: Task, seed: int) -> None:
         spare_single_values(model)
         _check_step(task, model, x, y, original)
         _check_step(task, model, x[:1], y[:1], original)
+        _check_state(task, copied(original), x, y)
         _check_ends(task, model)
         _check_metrics(task, model, stream(seed, "model"))
         _check_loss(task, (2, *model.eval()(x).shape[1:]))
@@ -431,6 +440,78 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
             "output by torch alone, without detach, item or no_grad, and leave a parameter of the "
             "model trainable"
         )
+
+
+def _check_state(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
+    """Refuse a model whose evaluation needs arrays that training changes and clients do not bring
+    back, such as a moving average in frozen parameters: it would be judged with what they begin
+    with. The model is trained.
+    """
+    from .draws import seeded
+    from .modules import torch
+
+    before = _arrays_of(model)
+    params = dict(model.named_parameters())
+    lost = {
+        entry.name
+        for entry in task.parts_of(model).entries
+        # A frozen buffer is so by the user's choice.
+        if entry.kind == "constant" or (entry.kind == "frozen" and entry.name in params)
+    }
+
+    def evaluated() -> Tensor:
+        with seeded(stream(0, "dropout")), torch.no_grad():
+            return model.eval()(x.clone()).float()
+
+    try:
+        first = evaluated()
+        # Some remember, or draw, without training.
+        if not torch.equal(first, evaluated()):
+            return
+        _train_twice(task, model, x, y)
+        after = _arrays_of(model)
+        moved = [name for name in lost if not torch.equal(after[name], before[name])]
+        with torch.no_grad():
+            # Looked up anew, as a forward pass may put other tensors in their place.
+            for name, tensor in own_tensors(model, state_of(model)).items():
+                if name not in lost:
+                    tensor.copy_(before[name])
+        then = evaluated()
+    except OWN_ERRORS:  # a step has been tried, and what else may fail is no matter of state
+        return
+    rounding = 1e-7 * float(first.abs().max())
+    is_same = torch.allclose(then, first, rtol=0, atol=rounding)
+    if moved and not is_same and torch.isfinite(then).all():
+        raise DeltaflError(
+            f"training changes {listed(sorted(moved))} of the model, which clients do not bring "
+            "back, and evaluations need it: make it a buffer that begins with finite numbers, by "
+            "register_buffer, and clients' values are averaged"
+        )
+
+
+def _arrays_of(model: Module) -> dict[str, Tensor]:
+    """Copies of the arrays of a model."""
+    tensors = own_tensors(model, state_of(model))
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _train_twice(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
+    """Two steps, as a client takes them: what follows the parameters moves in the second."""
+    from .modules import keep_frozen_statistics, spare_single_values
+
+    tensors = own_tensors(model, state_of(model))
+    frozen = {id(tensors[name]) for name in task.parts_of(model).names("frozen")}
+    for param in model.parameters():
+        if id(param) in frozen:
+            param.requires_grad_(False)
+    spare_single_values(model.train())
+    keep_frozen_statistics(model, frozen)
+    for _ in range(2):
+        model.zero_grad()
+        task.loss(model(x.clone()), y.clone()).backward()
+        for param in model.parameters():
+            if param.grad is not None:
+                param.data.sub_(param.grad.to_dense(), alpha=0.1)
 
 
 def _shapes(model: Module) -> dict[str, tuple[int, ...]]:

@@ -3,7 +3,7 @@ import it late.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from ..errors import MissingExtraError
 
@@ -19,6 +19,7 @@ __all__ = [
     "Quadratic",
     "ResidualBlock",
     "Tensor",
+    "keep_frozen_statistics",
     "nn",
     "spare_single_values",
     "torch",
@@ -178,3 +179,13 @@ def spare_single_values(model: nn.Module) -> None:
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             part.register_forward_pre_hook(before)
             part.register_forward_hook(after)
+
+
+def keep_frozen_statistics(model: nn.Module, frozen: Container[int]) -> None:
+    """Let normalisation whose running statistics are frozen, by their ids, use them as they are:
+    nobody collects what training would make of them.
+    """
+    for part in model.modules():
+        is_norm = isinstance(part, nn.modules.batchnorm._NormBase)
+        if is_norm and id(part.running_mean) in frozen:
+            part.eval()

@@ -16,7 +16,7 @@ from ...model_parts import (
     own_tensors,
     state_of,
 )
-from ...tasks.modules import spare_single_values
+from ...tasks.modules import keep_frozen_statistics, spare_single_values
 from ..describe import UnknownError, describe
 
 #: What clients bring back beside the flat vector.
@@ -161,13 +161,10 @@ class ModelTensors:
             if share and isinstance(tensor, nn.Parameter)
         }
         model = copied(self.model, shared).train()
-        for old, new in zip(self.model.modules(), model.modules(), strict=True):
-            # Statistics that nobody collects are used as they are.
-            is_norm = isinstance(old, nn.modules.batchnorm._NormBase)
-            if is_norm and id(old.running_mean) in self._frozen:
-                new.eval()
         spare_single_values(model)
-        return ModelTensors(model, self._parts)
+        tensors = ModelTensors(model, self._parts)
+        keep_frozen_statistics(model, tensors._frozen)
+        return tensors
 
     def load(self, vector_d: Tensor) -> None:
         """Let the trained tensors be parts of a flat vector."""
