@@ -707,6 +707,34 @@ def test_tokens_and_classes_that_the_model_does_not_know_are_found_before_a_run(
         check_task(task, "mine.py", 0)
 
 
+class Categories(torch.nn.Module):
+    """The first of three columns is one of three categories; the others are numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Embedding(3, 2)
+        self.last = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(torch.cat([self.first(x[:, 0].long()), x[:, 1:].float()], dim=1))
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize(("part", "row"), [("train_x", 5), ("test_x", 2)])
+def test_a_category_that_the_model_does_not_know_is_found_among_larger_numbers(
+    tokens: bool, part: str, row: int
+) -> None:
+    x = np.arange(30).reshape(10, 3)
+    x[:, 0] = np.arange(10) % 3
+    held = {"train_x": x.astype(np.int64 if tokens else np.float32)}
+    held["test_x"] = held["train_x"][:4].copy()
+    task = replace(good(), tokens=tokens, make_model=Categories, **data(**held))
+    check_task(task, "mine.py", 0)
+    held[part][row, 0] = 3
+    with pytest.raises(DeltaflError, match=rf"the model failed on .*{part}\[{row}\]"):
+        check_task(replace(task, **data(**held)), "mine.py", 0)
+
+
 def test_arrays_may_be_mirror_images_and_names_any_column() -> None:
     whole = good()
     turned_x = X[::-1].copy()[::-1]

@@ -74,6 +74,8 @@ _OF_LOGITS = (
 _OF_ORDER = ("roc_auc", "average_precision")
 #: Classes, or different numbers, of which a loss is tried on one each.
 _TRIED_TARGETS = 256
+#: Columns of a table of which the smallest and the largest number are tried.
+_TRIED_COLUMNS = 256
 
 
 def _check_data(data: Dataset, task: Task) -> None:
@@ -621,25 +623,57 @@ def _are_shares(output: Numbers) -> bool:
 
 
 def _check_ends(task: Task, model: Module) -> None:
-    """Look at the examples with the smallest and the largest token or class, which a model, or a
-    loss, may not know.
+    """Look at the examples with the smallest and the largest token or class, or number of a column,
+    which a model, or a loss, may not know.
     """
-    from .modules import torch
-
     data = task.dataset
     for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
-        for values in (x, y) if task.tokens else (y,):
-            if values.dtype.kind not in "iu":
-                continue
-            for place in (values.argmin(), values.argmax()):
-                row = int(np.unravel_index(place, values.shape)[0])
-                one_x = model_inputs(task, torch.tensor(x[row : row + 1].copy()))
-                one_y = torch.tensor(y[row : row + 1].copy())
+        row_n = _end_rows(task, x, y)
+        try:
+            _judge_some(task, model, x[row_n], y[row_n])
+        except DeltaflError:
+            # One by one, to name it.
+            for row in row_n.tolist():
                 what = f"{part}_x[{row}], which has numbers from {x[row].min()} to {x[row].max()}"
-                with torch.no_grad():
-                    output = _tried(f"the model failed on {what}", partial(model.eval(), one_x))
-                    what = f"{part}_y[{row}], {shown(y[row])}"
-                    _tried(f"the loss failed on {what}", partial(task.loss, output, one_y))
+                of_loss = f"{part}_y[{row}], {shown(y[row])}"
+                _judge_some(task, model, x[[row]], y[[row]], what, of_loss)
+
+
+def _end_rows(task: Task, x: Array, y: Array) -> IntArray:
+    """The rows with the smallest and the largest numbers of tokens, of classes, and of each column
+    of a table, for a column may be a category that an Embedding takes.
+    """
+    whole = [x] if task.tokens else []
+    if y.dtype.kind in "iu":
+        whole.append(y)
+    row_k = [
+        place // (values.size // len(values))
+        for values in whole
+        for place in (values.argmin(), values.argmax())
+    ]
+    if x.ndim == 2 and x.shape[1] <= _TRIED_COLUMNS:
+        row_k += [*x.argmin(axis=0), *x.argmax(axis=0)]
+    return np.unique(np.array(row_k, np.int64))
+
+
+def _judge_some(
+    task: Task,
+    model: Module,
+    x: Array,
+    y: Array,
+    what: str = "",
+    of_loss: str = "",
+) -> None:
+    """Evaluate the model on some examples, which are named where it, or the loss, fails."""
+    from .modules import torch
+
+    if len(x) == 0:
+        return
+    with torch.no_grad():
+        some = model_inputs(task, torch.tensor(x))
+        output = _tried(f"the model failed on {what}", partial(model.eval(), some))
+        loss = partial(task.loss, output, torch.tensor(y))
+        _tried(f"the loss failed on {of_loss}", loss)
 
 
 def _check_loss(task: Task, shape: tuple[int, ...]) -> None:
