@@ -417,7 +417,10 @@ def test_a_function_that_is_called_as_one_of_the_librarys_is_asked(
         given["rounds"] = rounds
         both = deltafl.compare(numbers(), "full,uniform", 1, metric=[metric, "mae"], **given)
         assert both.numbers.metric == name
-        assert both.curves[0].judge.higher == getattr(metric, "higher", True)
+        higher = getattr(metric, "higher", True)
+        assert both.curves[0].judge.higher == higher
+        # Nobody can tell by such a name.
+        assert f"{'higher' if higher else 'lower'} is better" in " ".join(str(both).split())
         assert both.curves[0].value_r[-1] > 1000
         assert both.curves[0].others_r["mean_absolute_error"][-1] < 1000
     assert deltafl.load(tmp_path / "out").numbers.metric == name

@@ -11,7 +11,7 @@ from ..errors import printable
 from ..samplers.label import base_name, bias_of
 from ..server.clipping import RADIUS
 from ..server.table import sized_by
-from ..types import Json
+from ..types import Json, Judge
 from .methods import asks_each_once, begins_with_census, find_label, method_of, only_asks_first
 from .numbers import (
     Difference,
@@ -486,6 +486,13 @@ def _what_seeds_do(summary: Summary) -> str:
     return "redraw what the task draws (split, test rows, model)"
 
 
+def _direction(judge: Judge) -> str:
+    """Which values are better; nothing of the two metrics of which everybody knows."""
+    if judge.name in ("accuracy", "loss"):
+        return ""
+    return "; higher is better" if judge.higher else "; lower is better"
+
+
 def _columns(summary: Summary) -> Iterator[str]:
     """What the columns of the table show."""
     metric = summary.judge.heading
@@ -503,6 +510,7 @@ def _columns(summary: Summary) -> Iterator[str]:
         value = f"{title}: test {metric} at the last evaluation"
     if not _has_one_seed(summary):
         value += f", ± sd over seeds, which {_what_seeds_do(summary)}"
+    value += _direction(summary.judge)
     if "majority" in summary.environment:
         majority = float(str(summary.environment["majority"]))
         value += f"; always the commonest class: {100 * majority:.1f} %"
