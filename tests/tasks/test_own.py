@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 
 from deltafl import DeltaflError
 from deltafl.cli.experiments import _explained
@@ -379,6 +380,18 @@ BROKEN: dict[str, dict[str, Any]] = {
         "metric": "loss",
         **data(train_y=Y * 2),
     },
+    "write num_classes=0, and metric='loss' or a metric": data(train_y=Y - 100),
+    "as places that it ignores (ignore_index) or shares of classes, write num_classes=0": data(
+        train_y=np.float32(ONE_HOT / 3 + 0.1), test_y=ONE_HOT[:4]
+    ),
+    "accuracy, which is taken wherever num_classes is above 0, needs (2, 2)": {
+        "metric": correlation,
+        "make_model": lambda: torch.nn.Linear(3, 3),
+    },
+    "train_x is of type csr_matrix; it must be a NumPy array of float32 or uint8 with one row or "
+    "more; write train_x.toarray()": data(train_x=csr_matrix(X)),
+    "write train_x.numpy()": data(train_x=torch.tensor(X)),
+    "write train_y.to_numpy()": data(train_y=pd.Series(Y)),
     "the range of train_y is (-1, 0)": {"metric": "loss", **data(train_y=Y - 1)},
     "num_classes is 0: write Task(..., metric='loss')": data(num_classes=0),
     "train_y is int32 of shape (10,); make it a NumPy array of int64": data(

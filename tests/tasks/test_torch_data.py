@@ -282,12 +282,17 @@ class Stream(IterableDataset[Any]):
         ([ROWS, ROWS], IID, "item 0 is of type TensorDataset; .* goes without a partition"),
         ([*zip(X, np.eye(60), strict=True)], IID, "of one-hot labels take the place of the 1"),
         (Listed(zip(X, np.eye(60), strict=True)), IID, "of one-hot labels take the place"),
+        (TensorDataset(X, torch.zeros(60, 4, 4).long()), IID, "write a Task of your own"),
         (TensorDataset(X + np.nan, X), IID, "row 1, column 'input' holds the number nan"),
         (TensorDataset(X + 1j, X), IID, "row 1, column 'input' holds a tensor of torch.complex64"),
         ([(torch.zeros(2, device="meta"), 0)], IID, "'input' holds a tensor .* on meta"),
         ([(X[0], torch.zeros((), device="meta"))], IID, "the label of item 0 cannot be read"),
         (Pictures(lambda picture: 1 / 0), IID, "item 0 cannot be read.*ZeroDivisionError"),
-        (Pictures(lambda picture: picture.convert("P")), IID, "row 1, column 'input' .* mode P"),
+        (
+            Pictures(lambda picture: picture.convert("P")),
+            IID,
+            r"'input' .* mode P.*convert\('RGB'\)",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named(data: Any, options: dict[str, Any], words: str) -> None:

@@ -27,7 +27,15 @@ from ..types import Array, IntArray, Rng
 from .base import Task
 from .dataset import Dataset
 from .losses import Module, Tensor
-from .metrics import CLASSES, METRICS, NUMBERS, Metric, Numbers, targets_of
+from .metrics import (
+    CLASSES,
+    METRICS,
+    NUMBERS,
+    Metric,
+    Numbers,
+    is_of_library,
+    targets_of,
+)
 from .partitions import are_rows
 
 
@@ -76,6 +84,13 @@ _OF_ORDER = ("roc_auc", "average_precision")
 _TRIED_TARGETS = 256
 #: Columns of a table of which the smallest and the largest number are tried.
 _TRIED_COLUMNS = 256
+#: What to write where targets, or outputs, are none that the library's metrics of classes know.
+_OTHER_TARGETS = (
+    "where only the loss knows how to read them, as places that it ignores (ignore_index) or "
+    "shares of classes, write num_classes=0, and metric='loss' or a metric of your own"
+)
+#: What makes an array of something, by its method.
+_TO_ARRAY = ("toarray", "to_numpy", "numpy")
 
 
 def _check_data(data: Dataset, task: Task) -> None:
@@ -124,11 +139,11 @@ def _check_data(data: Dataset, task: Task) -> None:
                 np.isin(y, (0, 1)).all(),
                 f"{part}_y",
                 y,
-                "0 or 1 where it is float32, or int64",
+                f"0 or 1 where it is float32, or int64; {_OTHER_TARGETS}",
             )
         elif classes > 0:
             ends = (int(y.min()), int(y.max()))
-            needed = f"from 0 to num_classes - 1 = {classes - 1}"
+            needed = f"from 0 to num_classes - 1 = {classes - 1}; {_OTHER_TARGETS}"
             _require(
                 ends[0] >= 0 and ends[1] < classes,
                 f"the range of {part}_y",
@@ -141,7 +156,9 @@ def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> 
     needed = f"a NumPy array of {' or '.join(dtypes)} with one row or more"
     # What a mask hides would be taken for data.
     if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
-        raise DeltaflError(f"{name} is of type {type(array).__name__}; it must be {needed}")
+        cures = [f"; write {name}.{method}()" for method in _TO_ARRAY if hasattr(array, method)]
+        cure = "".join(cures[:1])
+        raise DeltaflError(f"{name} is of type {type(array).__name__}; it must be {needed}{cure}")
     held = f"{name} is {array.dtype} of shape {array.shape}"
     # Pixels come as bytes; other whole numbers are most often tokens.
     if dtypes is _INPUTS and array.dtype.kind in "iu" and array.dtype not in dtypes:
@@ -387,22 +404,8 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
                 "wrap it in a module whose forward picks that, such as self.model(x).logits"
             )
         shape = tuple(output.shape)
-        classes = task.dataset.num_classes
-        needed: list[tuple[int, ...]] = [(len(x), classes)]
-        cure = ""
-        if y.ndim > 1 and y.dtype == torch.int64:
-            needed = [(len(x), classes, *y.shape[1:])]
-            cure = (
-                ", as y of int64 has a class at each place of a sequence; write y.reshape(-1) for "
-                "one class an example, y.astype(np.float32) for several labels"
-            )
-        elif classes == 2 and y.ndim == 1:
-            needed += [(len(x), 1), (len(x),)]
-        if task.knows_accuracy and shape not in needed:
-            raise DeltaflError(
-                f"the model's output for {len(x)} examples has shape {shape} {mode}; "
-                f"{task.metrics[0].name} needs {' or '.join(map(str, needed))}{cure}"
-            )
+        if task.knows_accuracy:
+            _require_classes(task, shape, y, mode)
         with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
             warnings.filterwarnings("error", message="Using a target size")
             what = f"the loss failed on output {shape} and y {tuple(y.shape)}"
@@ -442,6 +445,32 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
             "output by torch alone, without detach, item or no_grad, and leave a parameter of the "
             "model trainable"
         )
+
+
+def _require_classes(task: Task, shape: tuple[int, ...], y: Tensor, mode: str) -> None:
+    """Refuse outputs of a shape of which the accuracy is not known."""
+    size = len(y)
+    classes = task.dataset.num_classes
+    needed: list[tuple[int, ...]] = [(size, classes)]
+    cure = ""
+    if y.ndim > 1 and not y.is_floating_point():
+        needed = [(size, classes, *y.shape[1:])]
+        cure = (
+            ", as y of int64 has a class at each place of a sequence; write y.reshape(-1) for "
+            "one class an example, y.astype(np.float32) for several labels"
+        )
+    elif classes == 2 and y.ndim == 1:
+        needed += [(size, 1), (size,)]
+    if shape in needed:
+        return
+    who = task.metrics[0].name
+    if not is_of_library(who):
+        who = "accuracy, which is taken wherever num_classes is above 0,"
+        cure += f"; {_OTHER_TARGETS}"
+    raise DeltaflError(
+        f"the model's output for {size} examples has shape {shape} {mode}; "
+        f"{who} needs {' or '.join(map(str, needed))}{cure}"
+    )
 
 
 def _check_state(task: Task, model: Module, x: Tensor, y: Tensor) -> None:

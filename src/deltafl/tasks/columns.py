@@ -156,13 +156,13 @@ def codes(values: Column) -> Coded:
         good_e = np.array([isinstance(value, str | int | np.integer) for value in values])
         words = values.astype(str).str.strip()
         good_e &= (words != "").to_numpy()
-    require_all(
-        values,
-        good_e,
-        "a whole number or a word",
-        "correct it (astype(str) makes words of dates; of one-hot labels take the place of the 1), "
-        "or drop the row",
-    )
+    cure = "correct it (astype(str) makes words of dates), or drop the row"
+    if any(hasattr(value, "__len__") and not isinstance(value, str | bytes) for value in values):
+        cure = (
+            "of one-hot labels take the place of the 1; for a label at each place of an example, "
+            "or several labels, write a Task of your own (docs/how-to/models.md)"
+        )
+    require_all(values, good_e, "a whole number or a word", cure)
     if values.dtype.kind == "f":
         largest = 2 / np.finfo(f"f{values.dtype.itemsize}").eps
         needed = f"at most {largest:.0f}, for of larger floating-point numbers some are missing"

@@ -283,8 +283,9 @@ def _stacked(
             cure = "change it, or leave the row out"
             if _is_picture(value):
                 cure = (
-                    f"in a Hugging Face data set data.cast_column({column!r}, "
-                    "datasets.Image(mode='RGB')) makes pictures of one mode"
+                    "picture.convert('RGB'), or in a Hugging Face data set "
+                    f"data.cast_column({column!r}, datasets.Image(mode='RGB')), makes pictures of "
+                    "one mode"
                 )
             raise DeltaflError(
                 f"{source}: row {row + 1}, column {column!r} holds {held}; it must be pictures of "
