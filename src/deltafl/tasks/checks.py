@@ -322,7 +322,7 @@ def _smoke_test(task: Task, seed: int) -> None:
         spare_single_values(model)
         _check_step(task, model, x, y, original)
         _check_step(task, model, x[:1], y[:1], original)
-        _check_state(task, copied(original), x, y)
+        _check_state(task, original, x, y)
         _check_ends(task, model)
         _check_metrics(task, model, stream(seed, "model"))
         _check_loss(task, (2, *model.eval()(x).shape[1:]))
@@ -473,57 +473,56 @@ def _require_classes(task: Task, shape: tuple[int, ...], y: Tensor, mode: str) -
     )
 
 
-def _check_state(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
+def _check_state(task: Task, original: Module, x: Tensor, y: Tensor) -> None:
     """Refuse a model whose evaluation needs arrays that training changes and clients do not bring
     back, such as a moving average in frozen parameters: it would be judged with what they begin
-    with. The model is trained.
+    with.
     """
+    from .modules import torch
+
+    params = dict(original.named_parameters())
+    lost = [
+        entry.name
+        for entry in task.parts_of(original).entries
+        # A frozen buffer is so by the user's choice.
+        if entry.kind == "constant" or (entry.kind == "frozen" and entry.name in params)
+    ]
+    if not lost:
+        return
+    trained = copied(original)
+    before = own_tensors(original, state_of(original))
+    try:
+        _train_twice(task, trained, x, y)
+        # Looked up now, as a forward pass may put other tensors in their place.
+        after = own_tensors(trained, state_of(trained))
+        moved = [name for name in lost if not torch.equal(before[name], after[name])]
+        with torch.no_grad():
+            for name in after.keys() - {*lost}:
+                after[name].copy_(before[name])
+        if not moved or not _are_judged_apart(copied(original), trained, x):
+            return
+    except OWN_ERRORS:  # a step has been tried, and what else may fail is no matter of state
+        return
+    raise DeltaflError(
+        f"training changes {listed(moved)} of the model, which clients do not bring back, and "
+        "evaluations need it: make it a buffer that begins with finite numbers, by "
+        "register_buffer, and clients' values are averaged"
+    )
+
+
+def _are_judged_apart(model: Module, other: Module, x: Tensor) -> bool:
+    """Whether two models answer differently; not where they draw, or remember what they saw."""
     from .draws import seeded
     from .modules import torch
 
-    before = _arrays_of(model)
-    params = dict(model.named_parameters())
-    lost = {
-        entry.name
-        for entry in task.parts_of(model).entries
-        # A frozen buffer is so by the user's choice.
-        if entry.kind == "constant" or (entry.kind == "frozen" and entry.name in params)
-    }
-
-    def evaluated() -> Tensor:
+    found = []
+    for each in (model, model, other):
         with seeded(stream(0, "dropout")), torch.no_grad():
-            return model.eval()(x.clone()).float()
-
-    try:
-        first = evaluated()
-        # Some remember, or draw, without training.
-        if not torch.equal(first, evaluated()):
-            return
-        _train_twice(task, model, x, y)
-        after = _arrays_of(model)
-        moved = [name for name in lost if not torch.equal(after[name], before[name])]
-        with torch.no_grad():
-            # Looked up anew, as a forward pass may put other tensors in their place.
-            for name, tensor in own_tensors(model, state_of(model)).items():
-                if name not in lost:
-                    tensor.copy_(before[name])
-        then = evaluated()
-    except OWN_ERRORS:  # a step has been tried, and what else may fail is no matter of state
-        return
+            found.append(each.eval()(x.clone()).float())
+    first, again, then = found
     rounding = 1e-7 * float(first.abs().max())
     is_same = torch.allclose(then, first, rtol=0, atol=rounding)
-    if moved and not is_same and torch.isfinite(then).all():
-        raise DeltaflError(
-            f"training changes {listed(sorted(moved))} of the model, which clients do not bring "
-            "back, and evaluations need it: make it a buffer that begins with finite numbers, by "
-            "register_buffer, and clients' values are averaged"
-        )
-
-
-def _arrays_of(model: Module) -> dict[str, Tensor]:
-    """Copies of the arrays of a model."""
-    tensors = own_tensors(model, state_of(model))
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return bool(torch.equal(first, again) and torch.isfinite(then).all() and not is_same)
 
 
 def _train_twice(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
