@@ -24,7 +24,7 @@ from deltafl import (
 )
 from deltafl.accumulate import Accumulator
 from deltafl.estimators.two_bits import code_length, decode, encode, sum_decoded
-from deltafl.scale.numerics import weighted_sum
+from deltafl.scale.numerics import inner, weighted_sum
 from deltafl.scale.state_file import load_state, save_state
 from deltafl.scale.stretches import LARGE, float_type, over_stretches, stretches
 from deltafl.types import FloatArray, Params
@@ -144,9 +144,9 @@ def test_rows_of_large_models_are_of_float32_and_of_others_of_float64() -> None:
     assert float_type(LARGE) is np.float32
 
 
-@pytest.mark.parametrize("size", [1e-12, 1.0, 9e17])
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e-12, 1.0, 9e17])
 def test_norms_in_float32_are_those_of_float64(size: float, large: None) -> None:
-    """Squares of 1e18 are beyond float32."""
+    """Squares of 1e18 and of 1e-20 are beyond float32."""
     plan = make_plan("uniform@@difference-own", [1, 2, 3, 4], 3)
     state = init_round(plan, np.zeros(700))
     cohort = open_round(plan, state)
@@ -161,6 +161,17 @@ def test_norms_in_float32_are_those_of_float64(size: float, large: None) -> None
     np.testing.assert_allclose(
         accumulator.reports.squared_deviation_n, (off_nd**2).sum(axis=1), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e18])
+def test_a_row_beyond_float32_changes_no_bit_of_another(size: float) -> None:
+    row_nd = np.random.default_rng(0).normal(size=(9, 700)).astype(np.float32)
+    row_nd[4] *= np.float32(size)
+    found_n = inner(row_nd, row_nd)
+    assert found_n.tolist() == [float(inner(row_d, row_d)) for row_d in row_nd]
+    wide_nd = row_nd.astype(np.float64)
+    np.testing.assert_allclose(found_n, inner(wide_nd, wide_nd), rtol=1e-6)
+    np.testing.assert_allclose(inner(row_nd, row_nd[:1]), inner(wide_nd, wide_nd[:1]), rtol=1e-3)
 
 
 def test_a_saved_state_of_a_large_model_goes_on_with_the_same_bits(

@@ -18,6 +18,9 @@ Floats = npt.NDArray[np.floating]
 ONE_THREAD = 10_000
 #: The same of the multiplications in a product of matrices.
 _ONE_THREAD_PRODUCT = 2**18
+#: A sum of so little may have lost digits of its products, of which float32 holds the smallest with
+#: few digits, or as 0.
+_LEAST_PRODUCT = 1e-32
 #: Directions in which clients vary by less than this share of the largest count as constant.
 RANK_TOLERANCE = 1e-9
 
@@ -87,9 +90,31 @@ def inner(left_d: Floats, right_d: Floats) -> Any:
             # Row by row: one product of many rows would add up in another order.
             part_11 = left_d[..., None, part] @ right_d[..., part, None]
             total = total + part_11[..., 0, 0]
-    # Squares of entries from 1e17 on are beyond float32.
-    if left_d.dtype == right_d.dtype == np.float32 and not np.all(np.isfinite(total)):
-        return inner(left_d.astype(np.float64), right_d.astype(np.float64))
+    if left_d.dtype == right_d.dtype == np.float32:
+        return _of_any_size(np.asarray(total), left_d, right_d)[()]
+    return total
+
+
+def _of_any_size(total: FloatArray, left_d: Floats, right_d: Floats) -> FloatArray:
+    """The products of float32 vectors, in float64 where float32 does not hold theirs: squares of
+    entries from 1e17 on, or below 1e-17.
+    """
+    size = np.abs(total)
+    # Negated, as NaN is on neither side.
+    beyond = ~((size >= _LEAST_PRODUCT) & (size < np.inf))
+    if not beyond.any():
+        return total
+    # Most have no product but 0, as blocks of a model do that no client has moved.
+    for side_d in (left_d, right_d):
+        has_any = (side_d.max(axis=-1, initial=0) > 0) | (side_d.min(axis=-1, initial=0) < 0)
+        beyond = beyond & has_any
+    # Each by itself: no other row may change its bits.
+    for place in map(tuple, np.argwhere(beyond)):
+        pair = (
+            np.broadcast_to(side_d, (*total.shape, side_d.shape[-1]))[place]
+            for side_d in (left_d, right_d)
+        )
+        total[place] = inner(*(row_d.astype(np.float64) for row_d in pair))
     return total
 
 
