@@ -174,6 +174,25 @@ def test_a_row_beyond_float32_changes_no_bit_of_another(size: float) -> None:
     np.testing.assert_allclose(inner(row_nd, row_nd[:1]), inner(wide_nd, wide_nd[:1]), rtol=1e-3)
 
 
+@pytest.mark.parametrize("estimator", ["horvitz-thompson", "difference-own", "regression"])
+@pytest.mark.parametrize("apart", [0.0, 1e-3])
+def test_the_variance_of_replies_that_are_alike_is_that_of_float64(
+    estimator: str, apart: float, request: pytest.FixtureRequest
+) -> None:
+    rng = np.random.default_rng(0)
+    plan = make_plan(f"md@multinomial@{estimator}", [3, 1, 4, 1, 5], 4)
+    update_md = rng.normal(size=700) + apart * rng.normal(size=(5, 700))
+
+    def variance() -> float:
+        state = init_round(plan, np.zeros(700))
+        cohort = open_round(plan, state)
+        return close_round(plan, state, cohort, update_md[cohort.client_n])[1].variance
+
+    expected = variance()
+    request.getfixturevalue("large")
+    np.testing.assert_allclose(variance(), expected, rtol=1e-3, atol=1e-9)
+
+
 def test_a_saved_state_of_a_large_model_goes_on_with_the_same_bits(
     large: None, tmp_path: Path
 ) -> None:

@@ -38,6 +38,9 @@ import numpy as np
 from ..scale.numerics import inner, product, sum_of_rows
 from ..types import ALWAYS, NOBODY, BoolArray, FloatArray, Floats, IntArray, Replies
 
+#: Rows are alike if their squares about their mean are less than this share of them.
+_ALIKE = 0.01
+
 
 class Between(NamedTuple):
     """sum_h mass_h norm(y_h - B)^2 over drawn strata, y_h = sum of coef_i l_i over its rows.
@@ -103,6 +106,11 @@ class VarianceForm(NamedTuple):
             cross_k = inner(part_kb, mean_b)
             spread_k = scale_k * (scale_k * square_n[rows] - 2 * cross_k)
             spread_k += inner(mean_b, mean_b)
+            # Of rows that are alike this leaves what rounding does to products in float32.
+            least_k = _ALIKE * scale_k**2 * square_n[rows]
+            if mean_b.dtype == np.float32 and np.any(spread_k < least_k):
+                off_kb = scale_k.astype(np.float32)[:, None] * part_kb - mean_b
+                spread_k = inner(off_kb, off_kb)
             if common > 0:
                 # The mean has the common part sum(share) times, a row has it scale times.
                 shift_k = scale_k - share_k.sum()
