@@ -1,5 +1,6 @@
 """The control variate that is a regression of the updates on auxiliary variables."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from conftest import Recorder, replies_of
-from deltafl import Plan, Population, close_round, init_round, make_sampler, open_round
+from conftest import Recorder, make_problem, mean_estimate, play, replies_of
+from deltafl import (
+    Plan,
+    Population,
+    close_round,
+    init_round,
+    load_state,
+    make_sampler,
+    open_round,
+    resize_state,
+    save_state,
+)
 from deltafl.estimators.common import CommonControl
 from deltafl.estimators.regression import RegressionControl, RegressionControlState
 from deltafl.moves import Moves
@@ -113,6 +124,50 @@ def test_a_column_in_other_units_hides_no_other(size: float) -> None:
     first = learnt(KNOWN, ROUNDS)
     second = learnt(KNOWN * [1, size], ROUNDS)
     np.testing.assert_allclose(second.slope_qd * [[1], [1], [size]], first.slope_qd, rtol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["regression", "two-phase"])
+@pytest.mark.parametrize(("size", "shift"), [(1.0, 0.0), (1.0, 2000.0), (1e7, 2e9), (1e60, 0.0)])
+def test_large_models_are_unbiased_in_any_units(
+    size: float, shift: float, estimator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where float32 would round away how clients differ, as by their years, or cannot hold it."""
+    monkeypatch.setattr("deltafl.scale.stretches.LARGE", 0)
+    problem = make_problem([1, 2, 3, 4, 5])
+    update_md = problem.update_md + KNOWN @ [[4, 1, 2], [1, 3, 1]]
+    problem = problem._replace(
+        population=Population.from_sizes([1, 2, 3, 4, 5], aux=size * KNOWN + shift),
+        update_md=update_md.astype(np.float32),
+    )
+    plan = Plan(problem.population, make_sampler("uniform"), 2, estimator, (Recorder(),))
+    state = play(plan, init_round(plan, np.zeros(3)), [problem] * 4)
+    mean_d = mean_estimate(plan, state, problem)
+    np.testing.assert_allclose(mean_d, problem.ubar_d, rtol=0, atol=2e-7 * np.abs(update_md).max())
+
+
+@pytest.mark.parametrize("estimator", ["regression", "two-phase"])
+def test_the_type_of_slopes_follows_who_joins(
+    estimator: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A saved state is read as one of the present clients."""
+    monkeypatch.setattr("deltafl.scale.stretches.LARGE", 0)
+    far_mq = np.vstack([KNOWN, [1e13, 0]])
+    types = []
+    state: Any = None
+    for aux_mq in (KNOWN, far_mq, KNOWN):
+        population = Population.from_sizes([1] * len(aux_mq), aux=aux_mq)
+        plan = Plan(population, make_sampler("uniform"), 2, estimator)
+        if state is None:
+            state = init_round(plan, np.zeros(300))
+        kept = np.arange(min(len(aux_mq), len(state.selected_m)))
+        state = resize_state(plan, state, kept.tolist())
+        cohort = open_round(plan, state)
+        state, _ = close_round(plan, state, cohort, np.ones((2, 300)))
+        save_state(tmp_path / "state", state, plan)
+        state = load_state(tmp_path / "state", plan)
+        regression = getattr(state.control, "regression", state)
+        types.append(regression.control.slope_qd.dtype.name)
+    assert types == ["float32", "float64", "float32"]
 
 
 def test_predictions_follow_when_the_variables_are_turned() -> None:

@@ -1,7 +1,7 @@
 """Predictions by a regression on what is known of all clients."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,11 @@ from ..scale.stretches import float_type
 from ..types import LARGEST_STEP, FloatArray, IntArray, Params, Population, Replies, Shares
 from .control_variates import InStretches, Learner, learns_nothing
 from .value import ControlValue, Reader
+
+#: Columns of x are too long for float32 from this norm on: their slopes shall have room below.
+_LARGEST = 1e12
+#: And too much alike if, of length 1, they have a direction whose square is less than this.
+_NEARLY_ALIKE = 1e-4
 
 
 class RegressionControlState(NamedTuple):
@@ -55,7 +60,7 @@ class RegressionControl(InStretches):
 
     def init(self, population: Population, num_params: int) -> RegressionControlState:
         aux_mq = population.design_mq()
-        slope_qd = np.zeros((aux_mq.shape[1], num_params), float_type(num_params))
+        slope_qd = np.zeros((aux_mq.shape[1], num_params), slope_type(aux_mq, num_params))
         return RegressionControlState(aux_mq, population.weight_m, slope_qd)
 
     def reader(self, state: RegressionControlState, client_n: IntArray) -> Reader:
@@ -106,7 +111,9 @@ class RegressionControl(InStretches):
         """
         aux_mq = moves.population.design_mq()
         weight_m = moves.population.weight_m
-        resized = RegressionControlState(aux_mq, weight_m, state.slope_qd)
+        dtype = slope_type(aux_mq, state.slope_qd.shape[1])
+        slope_qd = state.slope_qd.astype(dtype, copy=False)
+        resized = RegressionControlState(aux_mq, weight_m, slope_qd)
         before_kq = moves.stayed(state.aux_mq)
         aux_kq = aux_mq[: len(before_kq)]
         # Where x has not changed, neither do the slopes, not even in their last bits.
@@ -118,7 +125,25 @@ class RegressionControl(InStretches):
         # Least squares: old x as a linear map of new x, which the slopes then follow.
         turn_qq = pseudoinverse(square_qq) @ moment_qq
         turned_qd = np.einsum("pq,qd->pd", turn_qq, state.slope_qd)
-        return resized._replace(slope_qd=turned_qd.astype(state.slope_qd.dtype, copy=False))
+        return resized._replace(slope_qd=turned_qd.astype(dtype, copy=False))
+
+
+def slope_type(aux_mq: FloatArray, num_params: int) -> type[np.floating[Any]]:
+    """The type of slopes, and so of predictions: of a large model float64 where float32 does not
+    hold x, or rounds away how clients differ, as in a column of years.
+
+    There predictions would no longer have the mean that is said of them, which is a bias.
+    """
+    size_q = np.sqrt((aux_mq**2).sum(axis=0))
+    if float_type(num_params) is np.float64 or size_q.max() > _LARGEST:
+        return np.float64
+    unit_mq = aux_mq / np.where(size_q > 0, size_q, 1.0)
+    share_q = np.linalg.eigvalsh(np.einsum("mp,mq->pq", unit_mq, unit_mq))
+    # Columns that say what others do have no slopes of their own.
+    counted_q = share_q[share_q > RANK_TOLERANCE * share_q[-1]]
+    if counted_q[0] < _NEARLY_ALIKE:
+        return np.float64
+    return np.float32
 
 
 def pseudoinverse(square_qq: FloatArray) -> FloatArray:

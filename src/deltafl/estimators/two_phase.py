@@ -11,7 +11,6 @@ from ..errors import DeltaflError
 from ..moves import Moves
 from ..scale.numerics import inner, largest, product, sum_of_rows, weighted_sum
 from ..scale.rows import LOST, Following, Rows, RunningSum, put_rows
-from ..scale.stretches import float_type
 from ..types import (
     NOBODY,
     TINY,
@@ -27,7 +26,7 @@ from ..types import (
 )
 from .control_variates import InStretches, Learner, learns_nothing
 from .learned_coefficient import LearnedCoefficient, ScaledState
-from .regression import RegressionControl, fits_steps, pseudoinverse
+from .regression import RegressionControl, fits_steps, pseudoinverse, slope_type
 from .two_bits import (
     KEPT,
     code_length,
@@ -42,7 +41,7 @@ from .two_bits import (
 from .value import ComposedValue, ControlValue, Reader
 
 #: When the sum of all residuals is formed anew, by what they are computed in. In float32 a round's
-#: rounding is 1e-7, of any sign; the bound, which adds it up, is at 0.4 % after 1000s of rounds.
+#: rounding is 1e-7, of any sign; the bound, which adds it up, is at 0.4 % after 100s of rounds.
 _LOST = {"float64": LOST, "float32": 2.0**-8}
 
 
@@ -82,7 +81,7 @@ class LastResiduals(InStretches):
     def init(self, population: Population, num_params: int) -> LastResidualsState:
         aux_mq = population.design_mq()
         m = population.num_clients
-        dtype = float_type(num_params)
+        dtype = slope_type(aux_mq, num_params)
         moment_qd = np.zeros((aux_mq.shape[1], num_params), dtype)
         code_mc = population.code_mc
         if code_mc is None:
