@@ -16,9 +16,11 @@ from deltafl import (
     Population,
     close_round,
     init_round,
+    load_state,
     make_plan,
     make_sampler,
     open_round,
+    save_state,
 )
 from deltafl.estimators.regression import pseudoinverse
 from deltafl.estimators.sketch import count_sketch
@@ -275,6 +277,27 @@ def test_estimates_are_unbiased_whatever_is_answered(label: str, liar: float | N
             following, _ = close_round(plan, state, cohort, problems[0].update_md[cohort.client_n])
             total += chance * (following.params_d.astype(np.float64) - state.params_d)
         np.testing.assert_allclose(total, problems[0].ubar_d, atol=2e-6)
+
+
+@pytest.mark.parametrize("lie", [1e300, -1e300, 1e31, -3.5, 2.0**52])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_state_after_any_answer_can_be_loaded(
+    lie: float, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a client has put in place of the levels of its code."""
+    if large:
+        monkeypatch.setattr("deltafl.scale.stretches.LARGE", 0)
+    problem = make_problem([3, 1, 2, 5, 2, 4], d=300)
+    plan = make_plan(SMALL, problem.population, 3)
+    answers = answers_of(plan, problem.update_md)
+    for place in range(10, len(answers[3])):
+        if (place - 9) % 11:
+            answers[3][place] = lie
+    plan = plan.with_census(answers)
+    state = init_round(plan, np.zeros(300))
+    save_state(tmp_path / "state", state, plan)
+    loaded = load_state(tmp_path / "state", plan)
+    np.testing.assert_array_equal(loaded.params_d, state.params_d)
 
 
 def test_a_liar_is_selected_as_often_as_it_would_be_without_scores() -> None:

@@ -225,6 +225,12 @@ def levels(code_nc: FloatArray) -> tuple[Params, FloatArray]:
     return level_xk4.reshape(n, blocks, BLOCK), scale_x.reshape(n, blocks, 1)
 
 
+def tame(code_nc: FloatArray) -> None:
+    """Replace, in place, numbers that no levels have by those as which they are read."""
+    number_nbl = code_nc.reshape(len(code_nc), -1, _LENGTH)[..., 1:]
+    np.clip(number_nbl, 0, 2.0**_BITS - 1, out=number_nbl)
+
+
 def _packed(byte_nbk: Levels) -> Words:
     """52-bit numbers of the levels of blocks, (..., 10): the first level in the lowest bits."""
     byte_xk = np.zeros((byte_nbk.size // (BLOCK // 4), _ROW), np.uint8)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..errors import OWN_ERRORS, DeltaflError, WithRanges
 from ..estimators.sketch import count_sketch
-from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
+from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled, tame
 from ..model_parts import LARGEST_ENTRY, as_array, as_reals
 from ..scale.numerics import RANK_TOLERANCE, inner, largest_entry, lower_median
 from ..scale.stretches import over_stretches
@@ -171,6 +171,8 @@ class Census(WithRanges):
         if longest < LONGEST:  # a norm is claimed, and decides who is asked
             norm_m = np.minimum(norm_m, longest * lower_median(norm_m))
         code_mc = np.where(here_m[:, None], answer_mk[:, self.size + 1 :], 0.0)
+        # What a client made up must not end in a state that cannot be loaded.
+        tame(code_mc)
         with np.errstate(over="ignore"):  # an infinite one is clipped
             length_m = norms(code_mc)
         if length_m.any():
