@@ -273,3 +273,10 @@ def test_a_round_with_codes_takes_no_memory_of_all_models(monkeypatch: pytest.Mo
     finally:
         tracemalloc.stop()
     assert peak < 40 * d + 32e6
+
+
+def test_sums_of_thousands_of_rows_of_float32_keep_their_digits() -> None:
+    row_nb = np.random.default_rng(0).uniform(1, 2, size=(20_000, 3)).astype(np.float32)
+    share_n = np.full(20_000, 1 / 20_000)
+    expected_b = row_nb.astype(np.float64).mean(axis=0)
+    np.testing.assert_allclose(sum_of_rows(share_n, row_nb), expected_b, rtol=1e-9)

@@ -18,6 +18,8 @@ Floats = npt.NDArray[np.floating]
 ONE_THREAD = 10_000
 #: The same of the multiplications in a product of matrices.
 _ONE_THREAD_PRODUCT = 2**18
+#: Rows that are summed in float32; a sum of many would lose digits.
+_FEW_ROWS = 256
 #: A sum of so little may have lost digits of its products, of which float32 holds the smallest with
 #: few digits, or as 0.
 _LEAST_PRODUCT = 1e-32
@@ -46,8 +48,8 @@ def weighted_sum(
 
 
 def sum_of_rows(coef_n: FloatArray, row_nb: Floats) -> Any:
-    """The same of a stretch of rows, (b,), in float32 if they are."""
-    if row_nb.dtype != np.float32:
+    """The same of a stretch of rows, (b,), in float32 if they are, and few."""
+    if row_nb.dtype != np.float32 or len(row_nb) > _FEW_ROWS:
         return weighted_sum(coef_n, row_nb, row_nb.shape[1])
     return np.einsum("n,nb->b", coef_n.astype(np.float32), row_nb)
 
