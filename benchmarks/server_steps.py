@@ -206,10 +206,10 @@ def replies(d: int, folder: str) -> np.ndarray:
     update_nd: np.ndarray = np.empty((COHORT, d), np.float32)
     if d > MAPPED:
         update_nd = np.memmap(Path(folder) / "updates", np.float32, "w+", shape=(COHORT, d))
-    for update_d in update_nd:
+    for place, update_d in enumerate(update_nd):
         for first in range(0, d, 10**6):
             part = update_d[first : first + 10**6]
-            part[:] = 0.01 * stream(0, "noise", first).standard_normal(len(part), np.float32)
+            part[:] = 0.01 * stream(place, "noise", first).standard_normal(len(part), np.float32)
     return update_nd
 
 
