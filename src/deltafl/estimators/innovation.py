@@ -8,9 +8,8 @@ import numpy as np
 from ..moves import Moves
 from ..scale.numerics import sum_of_rows
 from ..scale.rows import RowFormat
-from ..scale.stretches import float_type
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies, Within
-from .common import CommonControlState
+from .common import CommonControl, CommonControlState
 from .control_variates import InStretches, Learner
 from .own import OwnControl, OwnControlState
 from .value import ComposedValue, ControlValue, Reader
@@ -46,7 +45,7 @@ class InnovationControl(InStretches):
     def init(self, population: Population, num_params: int) -> InnovationControlState:
         return InnovationControlState(
             own=self.own.init(population, num_params),
-            common=CommonControlState(np.zeros(num_params, float_type(num_params))),
+            common=CommonControl().init(population, num_params),
             unseen_m=np.ones(population.num_clients, bool),
             # The weights of all clients sum to 1.
             unseen_weight=np.array(1.0),

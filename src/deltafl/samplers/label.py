@@ -10,7 +10,7 @@ sampler's class. Settings are those of a plan or a run, and override what is set
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -230,6 +230,12 @@ def spelled(label: str) -> str:
         }
         return _tidy(method, settings | whole, os.path.realpath)
     return label
+
+
+def spelled_among(labels: Iterable[str]) -> Callable[[str], str]:
+    """A function that writes a label as it is spelled among these, or as it is if it is none."""
+    known = {spelled(label): label for label in labels}
+    return lambda label: known.get(spelled(label), label)
 
 
 def file_name(label: str) -> str:

@@ -70,8 +70,8 @@ def product(left_nq: FloatArray, right_qb: Floats) -> Any:
 def largest(row_nb: np.ndarray[Any, Any]) -> Array:
     """The largest absolute value of each row; 0 if there is none, NaN if one is."""
     # From both ends: the absolute values would be a copy of all rows.
-    high_n = row_nb.max(axis=1, initial=0)
-    low_n = row_nb.min(axis=1, initial=0)
+    high_n = row_nb.max(axis=-1, initial=0)
+    low_n = row_nb.min(axis=-1, initial=0)
     return np.asarray(np.maximum(high_n, -low_n))
 
 
@@ -108,8 +108,7 @@ def _of_any_size(total: FloatArray, left_d: Floats, right_d: Floats) -> FloatArr
         return total
     # Most have no product but 0, as blocks of a model do that no client has moved.
     for side_d in (left_d, right_d):
-        has_any = (side_d.max(axis=-1, initial=0) > 0) | (side_d.min(axis=-1, initial=0) < 0)
-        beyond = beyond & has_any
+        beyond = beyond & (largest(side_d) > 0)
     # Each by itself: no other row may change its bits.
     for place in map(tuple, np.argwhere(beyond)):
         pair = (

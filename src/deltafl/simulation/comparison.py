@@ -22,7 +22,7 @@ from ..analysis.runs import Run
 from ..analysis.summary import summarise, write_summary
 from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, log, printable, unknown_name
-from ..samplers.label import parse_label, spelled
+from ..samplers.label import parse_label, spelled_among
 from ..store import checked, write_atomically
 from ..store.files import below, make_folder
 from ..store.own_python import OwnCodeError, only
@@ -323,7 +323,8 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
             )
         settings = grown(settings, other)
     require_one_code(folders)
-    label_of = {spelled(label): label for label in settings.samplers}
+    # In another folder a method may be spelled otherwise.
+    written = spelled_among(settings.samplers)
     found = dict[tuple[str, int], RunDirectory]()
     first_of = dict[int, tuple[Path, Json]]()
     first_with = dict[str, Path]()
@@ -346,9 +347,7 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
         before, now = (of.get("model", {}) for of in (first_known, known))
         require_same_model(place, before, now, directory.path)
         # Code, settings and data are the same: what one run has recorded, the other has.
-        # In another folder a method may be spelled otherwise.
-        label = label_of[spelled(run.sampler)]
-        found.setdefault((label, run.seed), directory)
+        found.setdefault((written(run.sampler), run.seed), directory)
     keys = [
         (sampler, seed)
         for sampler in settings.samplers

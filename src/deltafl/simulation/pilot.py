@@ -31,7 +31,7 @@ from ..audit.error_by_size import error_by_size
 from ..calls import Named
 from ..errors import DeltaflError
 from ..samplers.base import RunFacts
-from ..samplers.label import base_name, make_sampler, spelled, split_settings
+from ..samplers.label import base_name, make_sampler, spelled_among, split_settings
 from ..samplers.table import SAMPLERS
 from ..server.table import sized_by
 from ..store import write_atomically
@@ -102,7 +102,7 @@ class PlanSettings(CompareSettings):
         """The methods under consideration."""
         labels = (*self.samplers, PLAIN)
         # However it is typed.
-        return tuple(dict.fromkeys(PLAIN if spelled(x) == PLAIN else x for x in labels))
+        return tuple(dict.fromkeys(map(spelled_among([PLAIN]), labels)))
 
     def _missing(self, spec: TaskSpec) -> Json:
         missing = super()._missing(spec)

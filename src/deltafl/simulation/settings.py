@@ -34,6 +34,7 @@ from ..samplers.label import (
     needs_value,
     parse_label,
     spelled,
+    spelled_among,
     split_labels,
     split_settings,
 )
@@ -458,9 +459,7 @@ class RunSettings(Settings):
 
     def spelled_as(self, before: Self) -> Json:
         """The label, as it is spelled in ``before``, if it is the same method."""
-        if spelled(self.sampler) != spelled(before.sampler):
-            return {}
-        return {"sampler": before.sampler}
+        return {"sampler": spelled_among([before.sampler])(self.sampler)}
 
     def own_task(self, seed: int = 0, try_out: bool = True) -> Task:
         """The task of a user's file or table with the run's seed; it can be sent to workers."""
@@ -528,10 +527,10 @@ class CompareSettings(Settings):
     @staticmethod
     def _by_labels(rates: dict[str, Rates], labels: Iterable[str]) -> dict[str, Rates]:
         """Rates by labels as they are spelled there."""
-        known = {spelled(label): label for label in labels}
+        written = spelled_among(labels)
         found = dict[str, Rates]()
         for label, own in rates.items():
-            name = known.get(spelled(label), label)
+            name = written(label)
             if name in found:
                 raise DeltaflError(f"rates has {name} in two spellings; name each method once")
             found[name] = own
@@ -539,8 +538,7 @@ class CompareSettings(Settings):
 
     def spelled_as(self, before: Self) -> Json:
         """The labels, and those of ``rates``, as they are spelled in ``before``, where they are."""
-        known = {spelled(label): label for label in before.samplers}
-        samplers = tuple(known.get(spelled(label), label) for label in self.samplers)
+        samplers = tuple(map(spelled_among(before.samplers), self.samplers))
         rates = self.rates and self._by_labels(self.rates, (*before.samplers, *samplers))
         return {"samplers": samplers, "rates": rates}
 
@@ -732,8 +730,8 @@ def differing(before: AnySettings, now: AnySettings) -> list[tuple[str, Any, Any
     old = before.deciding(now)
     new = now.deciding(before)
     # One method may be spelled in two ways.
-    if "sampler" in new and spelled(old["sampler"]) == spelled(new["sampler"]):
-        old["sampler"] = new["sampler"]
+    if "sampler" in new:
+        old["sampler"] = spelled_among([new["sampler"]])(old["sampler"])
     return [(key, old[key], new[key]) for key in new if old[key] != new[key]]
 
 
