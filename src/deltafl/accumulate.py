@@ -18,13 +18,13 @@ import numpy as np
 from .designs.inclusion import check_cohort
 from .errors import DeltaflError, check_types
 from .estimators.control_variates import wrong_value
-from .estimators.sketch import count_sketch
+from .estimators.sketch import FOLDED, count_sketch, folded
 from .estimators.value import ControlValue, Reader
 from .estimators.variance import effective_sample_size, variance_form
 from .plan import Plan, RoundState, check_state
 from .scale.numerics import inner, largest_entry, sum_of_rows
 from .scale.rows import read_rows, together
-from .scale.stretches import float_type, over_stretches
+from .scale.stretches import LARGE, float_type, over_stretches
 from .server.norms import about_mean
 from .server.part import Step
 from .server.screening import Updates, screen_replies
@@ -243,7 +243,12 @@ class Accumulator:
         size = self.plan.sampler.sketch_size
         if size == 0:
             return np.zeros((len(error_kb), 0))
-        return count_sketch(error_kb, size, self.plan.seed, part.start or 0)
+        seed = self.plan.seed
+        first = part.start or 0
+        if self._d >= LARGE:
+            error_kb = folded(error_kb, seed, first)
+            first //= FOLDED
+        return count_sketch(error_kb, size, seed, first)
 
     def _reported(self, sums: _Measured, read: Reader) -> Reports:
         """The reports with what the server measures on the updates; 0 where there is none."""

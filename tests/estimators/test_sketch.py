@@ -1,6 +1,9 @@
 """Sketches keep inner products on average, are linear, and do not depend on how they were cut."""
 
 import tracemalloc
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +11,12 @@ import pytest
 from deltafl.errors import DeltaflError
 from deltafl.estimators import sketch
 from deltafl.estimators.common import CommonControlState
-from deltafl.estimators.sketch import count_sketch
+from deltafl.estimators.sketch import FOLDED, count_sketch, folded
 from deltafl.plan import Plan
 from deltafl.round import close_round, init_round, open_round
 from deltafl.samplers.fixed import Fixed
-from deltafl.types import Cohort, Population, Reports
+from deltafl.scale.stretches import LARGE
+from deltafl.types import Cohort, FloatArray, Population, Reports
 
 
 def test_inner_products_are_right_on_average_with_the_stated_spread() -> None:
@@ -27,6 +31,46 @@ def test_inner_products_are_right_on_average_with_the_stated_spread() -> None:
     spread = np.sqrt(2 / size) * np.linalg.norm(u_nd[0]) * np.linalg.norm(u_nd[1])
     assert abs(products.mean() - u_nd[0] @ u_nd[1]) < 4 * products.std() / np.sqrt(seeds)
     assert 0.4 * spread < products.std() < spread
+
+
+@pytest.mark.parametrize("groups", [1, 12])
+def test_folds_keep_inner_products_with_the_stated_spread(groups: int) -> None:
+    """All the content is in a few groups of eight coordinates, 128 apart."""
+    rng = np.random.default_rng(3)
+    content_nsb = np.zeros((2, 8, 128))
+    content_nsb[:, :, :groups] = rng.standard_normal((2, 8, groups)) + 0.5
+    u_nd = content_nsb.reshape(2, 1024)
+    seeds = 4000
+    products = np.array([f[0] @ f[1] for f in (folded(u_nd, seed) for seed in range(seeds))])
+    spread = np.sqrt(2 / groups) * np.linalg.norm(u_nd[0]) * np.linalg.norm(u_nd[1])
+    assert abs(products.mean() - u_nd[0] @ u_nd[1]) < 4 * products.std() / np.sqrt(seeds)
+    assert 0.3 * spread < products.std() < 1.1 * spread
+
+
+def test_folds_are_sums_of_eight_coordinates_with_signs_of_their_own() -> None:
+    fold_dk = folded(np.eye(2048), 7)
+    assert fold_dk.shape == (2048, 2048 // FOLDED)
+    assert (np.abs(fold_dk).sum(axis=1) == 1).all()
+    assert (np.abs(fold_dk).sum(axis=0) == FOLDED).all()
+    sign_d = fold_dk.sum(axis=1)
+    assert abs(sign_d.mean()) < 0.1
+    assert not np.array_equal(sign_d[:1024], sign_d[1024:])
+    assert not np.array_equal(fold_dk, folded(np.eye(2048), 8))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_stretches_are_folded_as_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: type[np.floating[Any]],
+) -> None:
+    monkeypatch.setattr(sketch, "_BLOCK", 4096)
+    u_nd = np.random.default_rng(4).standard_normal((3, 9000)).astype(dtype)
+    whole_nk = folded(u_nd, 17)
+    assert whole_nk.dtype == dtype
+    for cuts in ([1024, 5120, 8192], [3072], [4096, 8192]):
+        ends = [0, *cuts, 9000]
+        parts = [folded(u_nd[:, a:b], 17, a) for a, b in pairwise(ends)]
+        np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole_nk)
 
 
 def test_sketches_are_linear_and_each_coordinate_has_one_bucket_and_a_sign() -> None:
@@ -82,13 +126,28 @@ class _Watching(Fixed):
         return state
 
 
-def test_a_round_measures_what_the_control_leaves() -> None:
+@pytest.mark.parametrize(
+    ("d", "sketched"),
+    [
+        (20, lambda u_nd: count_sketch(u_nd, 4, 5)),
+        (LARGE + 20, lambda u_nd: count_sketch(folded(u_nd, 5), 4, 5)),
+    ],
+)
+def test_a_round_measures_what_the_control_leaves(
+    d: int,
+    sketched: Callable[[FloatArray], FloatArray],
+) -> None:
     sampler = _Watching()
     plan = Plan(Population.from_sizes([1, 2, 3, 4]), sampler, 3, estimator="difference", seed=5)
-    state = init_round(plan, np.zeros(20))._replace(control=CommonControlState(np.arange(20.0)))
-    update_nd = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)
+    control_d = np.arange(float(d)) % 20
+    state = init_round(plan, np.zeros(d))._replace(control=CommonControlState(control_d))
+    update_nd = np.random.default_rng(0).standard_normal((3, d)).astype(np.float32)
+    sampler.seen.clear()
     close_round(plan, state, open_round(plan, state), [update_nd[0], None, update_nd[2]])
-    residual_nd = (update_nd.astype(np.float64) - np.arange(20)) * np.array([1, 0, 1])[:, None]
+    residual_nd = (update_nd.astype(np.float64) - control_d) * np.array([1, 0, 1])[:, None]
     (reports,) = sampler.seen
-    np.testing.assert_allclose(reports.squared_residual_n, (residual_nd**2).sum(axis=1))
-    np.testing.assert_allclose(reports.sketch_nq, count_sketch(residual_nd, 4, 5))
+    np.testing.assert_allclose(reports.squared_residual_n, (residual_nd**2).sum(axis=1), rtol=1e-6)
+    norm = float(np.linalg.norm(residual_nd))
+    np.testing.assert_allclose(
+        reports.sketch_nq, sketched(residual_nd), rtol=1e-6, atol=1e-7 * norm
+    )
