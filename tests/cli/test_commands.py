@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from deltafl.cli import catalogue
 from deltafl.cli.main import show_log
 from deltafl.errors import log
+from deltafl.estimators.table import ALL_ESTIMATORS
 from deltafl.samplers import SAMPLERS
 from deltafl.samplers.table import NEEDS
 from deltafl.simulation import CompareSettings, RunSettings, make_settings, run_comparison
@@ -482,6 +484,22 @@ def test_a_design_and_an_estimator_are_described(
     shown = deltafl_here("samplers", name, cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert [word for word in words if word not in " ".join(shown.stdout.split())] == []
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLERS))
+def test_every_sampler_is_described_under_its_name_with_all_options(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Also one that shares its name with an estimator, which is described below it."""
+    catalogue.samplers(name)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["sampler", name]
+    assert any(line.split()[:2] == ["estimator", name] for line in lines) == (
+        name in ALL_ESTIMATORS
+    )
+    entry = SAMPLERS[name]
+    meanings = catalogue._meanings(entry.kind)
+    assert [option for option in entry.options if not meanings.get(option)] == []
 
 
 def test_files_that_a_comparison_did_not_write_are_not_replaced(tmp_path: Path) -> None:

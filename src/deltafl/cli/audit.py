@@ -75,8 +75,10 @@ OPTIONS = [
 def audit(ctx: typer.Context) -> None:
     """Check which methods are unbiased, and how good they are, on a task's real updates.
 
-    MSE is E norm(D - ubar)^2 / norm(ubar)^2. Exit code 1 if a method that claims to be unbiased is
-    not.
+    It goes through all cohorts that could be drawn, or through --draws of them. The table has the
+    bias, also in standard errors ("exact" after all cohorts); the MSE, E norm(D - ubar)^2 /
+    norm(ubar)^2 for an estimate D of all clients' mean update ubar; and its ratio to the least MSE
+    without predictions. Exit code 1 if a method that claims to be unbiased is not.
 
     Example: deltafl audit --samplers all
     """

@@ -51,12 +51,16 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
     """
     if name is None:
         _print_methods()
-    elif name in DESIGNS:
-        _print_design(name)
-    elif name in ALL_ESTIMATORS:
-        _print_estimator(name)
-    else:
+        return
+    # A sampler and an estimator may share their name, as ``innovation`` does.
+    if name in SAMPLERS or not (name in DESIGNS or name in ALL_ESTIMATORS):
         _print_label(name)
+    if name in DESIGNS:
+        _print_design(name)
+    if name in ALL_ESTIMATORS:
+        if name in SAMPLERS:
+            say("")
+        _print_estimator(name)
 
 
 def _print_methods() -> None:
@@ -157,7 +161,7 @@ def _print_label(text: str) -> None:
         options.append((option, default, made.ranges.get(option, ""), meanings.get(option, "")))
     if options:
         _print_table(("option", "default", "range", "meaning"), options)
-        say(f"Write options in the label: {label.name}({options[-1][0]}={options[-1][1]})")
+        say(f"Write options in the label: {label.name}({options[-1][0]}=VALUE)")
     if label.settings:
         settings(list(label.settings))
 
@@ -195,7 +199,7 @@ def _meanings(kind: type) -> dict[str, str]:
             attributes,
             re.MULTILINE,
         ):
-            found[name] = " ".join(text.replace("``", "").split())
+            found[name] = " ".join(text.replace("``", "").replace("**", "").split())
     return found
 
 
@@ -359,7 +363,9 @@ def fetch_data(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     data_dir: Where = None,
 ) -> None:
-    """Download a data set and compare it with its checksums; what is there already is kept.
+    """Download a data set and check it.
+
+    Files that are there already are kept if they have the right checksums.
 
     Example: deltafl data fetch fashion-mnist
     """
@@ -372,7 +378,9 @@ def check_data(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     data_dir: Where = None,
 ) -> None:
-    """Print where a data set's files are and whether they are the right ones; exit code 1 if not.
+    """Print where a data set's files are.
+
+    It also says whether they have the right checksums; exit code 1 if not.
 
     Example: deltafl data check mnist --data-dir ~/data
     """

@@ -28,7 +28,7 @@ def path_name(text: str) -> Path:
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="where results go",
+        help="where results go; if not set, the last lines say where",
         metavar="DIR",
         parser=path_name,
     ),

@@ -86,8 +86,8 @@ def compare(
 ) -> None:
     """Compare samplers on one task, seed by seed.
 
-    The same --out with more samplers, seeds or rounds runs what is missing. Exit code 3 if a run
-    diverges.
+    It prints a table, and writes numbers, pictures and report.html into --out. The same --out with
+    more samplers, seeds or rounds runs what is missing. Exit code 3 if a run diverges.
 
     Example: deltafl compare --task digits --samplers full,census,uniform --seeds 3
     """
@@ -313,7 +313,8 @@ def run(
 ) -> None:
     """Run one sampler with one seed; --resume continues it, perhaps with more --rounds.
 
-    Exit code 3 if the run diverges: its last checkpoint before that stays in the folder.
+    It prints the accuracy, and writes rounds.jsonl, a line for each round, and checkpoints into
+    --out. Exit code 3 if the run diverges: its last checkpoint before that stays.
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """

@@ -29,6 +29,11 @@ class ActiveFL(Unweighted):
 
     Source: Goetz, Malik, Bui, Moon, Liu and Kumar 2019 (arXiv 1909.12641), algorithm 1; the
     defaults are its constants.
+
+    Attributes:
+        alpha1: Share of the available clients that is dropped, those with the smallest values.
+        alpha2: How strongly larger values are preferred among the others; 0 for not at all.
+        alpha3: Share of the cohort that is drawn uniformly.
     """
 
     alpha1: float = 0.75

@@ -270,6 +270,10 @@ class Scored(Sampler):
 class Priced(Scored):
     """Base class of those whose scores can be made the best ones for a given total of seconds or
     costs (``designs/cost.py``).
+
+    Attributes:
+        per_second: Whether scores are divided by the root of each client's expected seconds.
+        per_cost: Whether they are divided by the root of what a client's round costs.
     """
 
     per_second: bool

@@ -79,7 +79,7 @@ class Centred(Priced):
         sketch: Length of a sketch, 0 to 128, where the design spreads cohorts over values.
         per_second: Whether scores are divided by the root of each client's expected seconds
             (``designs/cost.py``).
-        per_cost: Likewise of its ``Population.cost_m``.
+        per_cost: Whether they are divided by the root of its ``Population.cost_m``.
     """
 
     by_norm: bool = True
@@ -236,7 +236,7 @@ class Balanced(Centred):
 
     Attributes:
         by_norm: Score w_i a_i, with a_i the predicted norm of u_i - c_i, the part that is not
-            linear in x; if False, w_i alone. The other options are as in ``Centred``.
+            linear in x; if False, w_i alone.
     """
 
     design: str = "cube"

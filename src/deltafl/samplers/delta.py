@@ -38,7 +38,11 @@ class PracticalState(NamedTuple):
 
 @dataclass(frozen=True)
 class _ByReports(Scored):
-    """Scores R_i >= 0 from reports, mixed with a uniform share."""
+    """Scores R_i >= 0 from reports, mixed with a uniform share.
+
+    Attributes:
+        floor: Share of the cohort that is drawn uniformly.
+    """
 
     floor: float = 0.0
 
@@ -53,8 +57,11 @@ class _ByReports(Scored):
 class FedIS(_ByReports):
     """Draws with the scores w_i R_i of all clients in this round, from an oracle; R_i = norm(u_i).
 
-    The paper's design is ``"multinomial"``. With a floor, the share of the cohort that is drawn
-    uniformly, clients with R_i = 0 can be drawn.
+    The paper's design is ``"multinomial"``.
+
+    Attributes:
+        floor: Share of the cohort that is drawn uniformly. With 0, as in the paper, clients with
+            R_i = 0 are never drawn.
     """
 
     needs_oracle = True
@@ -87,11 +94,13 @@ class FedPracIS(_ByReports):
     R_i = norm(u_i).
 
     p_i <- R_i / sum_S R_j * (1 - sum_{not S} p_j) for i in S, from p_i = 1 / m. R = 0 is absorbing,
-    and one noisy R can starve a client, hence the floor. With floor 0, exactly as in the paper, the
-    sampler does not claim to be unbiased.
+    and one noisy R can starve a client, hence the floor.
 
-    With ``weighted``, w_i R_i replaces R_i, starting from p_i = w_i, which is better where weights
-    differ.
+    Attributes:
+        floor: Share of the cohort that is drawn uniformly. With 0, exactly as in the paper, the
+            sampler does not claim to be unbiased.
+        weighted: Whether w_i R_i replaces R_i, starting from p_i = w_i, which is better where
+            weights differ.
     """
 
     floor: float = 0.1
@@ -163,7 +172,13 @@ class FedPracIS(_ByReports):
 
 @dataclass(frozen=True)
 class _Diversity(Scored):
-    """The score of DELTA, R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2), and its options."""
+    """The score of DELTA, R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2), and its options.
+
+    Attributes:
+        alpha: a1 = a2 >= 0, or the pair (a1, a2), not both 0; ``"theory"`` for corollary 3.7. The
+            paper's is 0.5.
+        sigma_scale: ``"step"`` as printed, or ``"update"`` (K sigma^2, the unit of zeta^2).
+    """
 
     alpha: float | tuple[float, float] | str = 0.5
     sigma_scale: str = "step"
@@ -224,7 +239,9 @@ class _Diversity(Scored):
 
 @dataclass(frozen=True)
 class Delta(_Diversity, FedIS):
-    """FedDELTA: as ``FedIS``, with R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2).
+    """FedDELTA: draws with the scores w_i R_i of all clients in this round, from an oracle; R_i =
+    sqrt(a1 zeta_i^2 + a2 sigma_i^2), with zeta_i how far client i's update is from the mean of
+    all, and sigma_i^2 the variance of its local steps.
 
     Attributes:
         alpha: a1 = a2 >= 0, or the pair (a1, a2), not both 0; ``"theory"`` for corollary 3.7. The
@@ -241,8 +258,9 @@ class Delta(_Diversity, FedIS):
 
 @dataclass(frozen=True)
 class PracDelta(_Diversity, FedPracIS):
-    """FedPracDELTA: the practical rule with the R_i of ``Delta``, zeta_i about the plain mean of
-    the selected clients.
+    """FedPracDELTA: draws with stored probabilities, which the clients that replied share anew in
+    proportion to R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2), with zeta_i how far client i's update is
+    from the plain mean of the selected clients, and sigma_i^2 the variance of its local steps.
 
     Attributes:
         counts_draws: Whether a client drawn k times counts k times in that mean, as in the paper's

@@ -16,10 +16,12 @@ class DivFL(NewFirst):
     This is the paper's form without overheads, on distances of last updates. Starting from the
     empty set, it adds the client that makes the sum smallest until there are n. Ours: all clients
     are first selected once, in random order, and enter the sum once they reply; distances are those
-    of sketches of u_i - c_i, of ``sketch_size`` numbers, with a relative error of about 1 /
-    sqrt(sketch_size). Costs O(m^2 (q + n)) time a round: at most 5,000 clients.
+    of sketches of u_i - c_i. Costs O(m^2 (q + n)) time a round: at most 5,000 clients.
 
     Source: Balakrishnan, Li, Zhou, Himayat, Smith and Bilmes, ICLR 2022.
+
+    Attributes:
+        sketch_size: q, length of a sketch; distances have a relative error of about 1 / sqrt(q).
     """
 
     sketch_size: int = 64

@@ -34,9 +34,12 @@ class FedCBS(Unweighted):
     time a round.
 
     Source: Zhang, Li, Tang, Sun, Chen, Zhang, Chen, Chen and Li, ICML 2023 (arXiv 2209.15245).
+
+    Attributes:
+        exploration: lambda >= 0, how strongly clients that were rarely selected are preferred.
     """
 
-    exploration: float = 10.0  # lambda >= 0
+    exploration: float = 10.0
 
     uses_aux = True
     row_fields = ("selected_m",)

@@ -40,11 +40,10 @@ class Full(Sampler):
 
 @dataclass(frozen=True)
 class Fixed(Priced):
-    """Constant scores: equal (``uniform``, ``fedavg``) or the weights w_i (``md``, ``md-fixed``).
+    """Asks all clients equally often, or as ``md`` and ``md-fixed`` in proportion to their w_i.
 
-    ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx). With
-    ``per_second`` scores are divided by the root of each client's expected seconds, with
-    ``per_cost`` by that of its ``Population.cost_m``.
+    ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx). ``fedavg``,
+    ``fedvarp`` and ``fedstale`` are equal draws with an estimator of their own.
     """
 
     by_weight: bool = False

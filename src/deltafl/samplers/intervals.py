@@ -75,13 +75,16 @@ class FedAU(ByIntervals):
     """Draws uniformly from the available clients; a reply weighs w_i omega_i, as 1 / omega_i
     estimates its probability.
 
-    omega_i is the mean number of rounds from one reply of client i to its next. An interval ends
-    after ``cutoff`` rounds; otherwise the weight of an absent client would grow without bound. Only
-    earlier rounds count, so that omega_i is known before the draw.
+    omega_i is the mean number of rounds from one reply of client i to its next. Only earlier rounds
+    count, so that omega_i is known before the draw.
 
     Source: Wang and Ji, "A lightweight method for tackling unknown participation statistics in
     federated averaging", ICLR 2024, algorithm 2; its K is 50. In the paper all available clients
     take part; here a cohort is drawn.
+
+    Attributes:
+        cutoff: Rounds after which an interval ends; otherwise the weight of an absent client would
+            grow without bound.
     """
 
     cutoff: int = 50

@@ -73,6 +73,13 @@ class Oort(Unweighted):
 
     Source: Lai, Zhu, Madhyastha and Chowdhury, OSDI 2021, algorithm 1 and section 4; the defaults
     are its constants.
+
+    Attributes:
+        exploration: Share of new clients in the first cohort.
+        decay: What it is multiplied by after each round.
+        least_exploration: What it never falls below.
+        cut_off: A score of at least this times the k-th largest is admitted to the draw.
+        penalty: How much slow clients lose, where their seconds are known; 0 for nothing.
     """
 
     exploration: float = 0.9

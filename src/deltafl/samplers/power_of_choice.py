@@ -16,9 +16,12 @@ class PowerOfChoice(Sampler):
 
     Candidates are drawn one after the other without replacement, in proportion to their weights
     (their section 3).
+
+    Attributes:
+        candidates: d, at least n; 2 n if not given, the DELTA paper's choice.
     """
 
-    candidates: int | None = None  # d >= n; None for 2 n, the DELTA paper's choice
+    candidates: int | None = None
 
     needs_oracle = True
 

@@ -200,9 +200,9 @@ class Settings(BaseModel):
     partition: Annotated[Name, BeforeValidator(partition_name)] | None = None
     """how clients share examples; `deltafl tasks`, FILE.py:NAME"""
     alpha: Positive | None = None
-    """of Dirichlet partitions"""
+    """how alike clients are in Dirichlet partitions; 0.1: few labels each"""
     column: str | None = None
-    """column of the owner: natural partition, tables"""
+    """column that names the client: tables, natural partition"""
     label: Columns | None = None
     """column of the label, for tables, or several: y1,y2; 'label' if not set"""
     task_type: Literal["classification", "regression"] | None = None
@@ -216,13 +216,13 @@ class Settings(BaseModel):
     encoding: str | None = None
     """of a text table, such as latin-1; UTF-8 if not set"""
     weights: Literal["data", "uniform"] = "data"
-    """target: w_i = n_i / N, or 1 / m"""
+    """clients count by their numbers of examples, or all the same"""
     memory_dtype: Literal["float32", "bfloat16"] = "float32"
-    """of one update per client, where kept"""
+    """of the update per client that some samplers keep"""
     memory_path: str | None = None
-    """folder on a disk for them; in RAM if not set"""
+    """folder on a disk for these updates; in RAM if not set"""
     metric: Metrics | None = None
-    """by what runs are judged, then what is recorded, too; the task's if not set"""
+    """what judges runs, then what else is recorded: roc_auc,f1; the task's if not set"""
     threshold: Finite | None = None
     """value of the metric that counts as reached"""
     stop_at_threshold: bool = False
@@ -232,7 +232,7 @@ class Settings(BaseModel):
     evaluate_every: Count = 1
     """rounds between two evaluations"""
     test_examples: Count | None = None
-    """test examples to evaluate on, drawn of own data; all if not set"""
+    """test examples to evaluate on, drawn from your data; all if not set"""
     validation: Share | None = None
     """judge by this share of training examples"""
     public: Count | None = None
@@ -502,7 +502,7 @@ class CompareSettings(Settings):
         "fedavg",
         "uniform",
     )
-    """labels, comma separated; own settings: uniform+average=0.5"""
+    """names of `deltafl samplers`, comma separated; with settings: uniform+average=0.5"""
     seeds: Seeds = Field(5, validate_default=True)
     """number of seeds, which are 0, 1, ..., or a list: 3,5,8"""
     rates: dict[Name, Rates] | None = None
