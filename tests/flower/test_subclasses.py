@@ -111,6 +111,8 @@ def test_a_model_that_an_override_copies_is_the_same() -> None:
         ({"arrayrecord_key": "model"}, r"message.content\['arrays'\]"),
         ({"configrecord_key": "settings"}, r"message.content\['config'\]"),
         ({"min_clients": 2}, "write min_nodes"),
+        ({"evaluate_fn": print}, r"give it to start\("),
+        ({"initial_parameters": None}, "give them to start, "),
         ({"min_node": 2}, "did you mean 'min_nodes'"),
         ({"fraction_evaluat": 0.5}, "did you mean 'fraction_evaluate'"),
     ],

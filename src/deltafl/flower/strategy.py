@@ -48,6 +48,8 @@ _ELSEWHERE = {
     "min_evaluate_nodes": "write fraction_evaluate, at least one client evaluates",
     "arrayrecord_key": "clients find the model in message.content['arrays']",
     "configrecord_key": "clients find the config in message.content['config']",
+    "evaluate_fn": "give it to start(..., evaluate_fn=...)",
+    "initial_parameters": "give them to start, as an ArrayRecord",
 }
 _FOREIGN_PRIVACY = (
     "Flower's wrappers for differential privacy assume that every reply counts 1 / n; importance "
