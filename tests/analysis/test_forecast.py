@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from deltafl import DeltaflError, Population, make_plan, plan_for
 from deltafl.analysis import Prices, Run, used
-from deltafl.analysis.forecast import Course, Curve, Trial, between_sizes, cost_ratio, jackknife
+from deltafl.analysis.advice import Advice
+from deltafl.analysis.forecast import (
+    Course,
+    Curve,
+    Forecast,
+    Trial,
+    between_sizes,
+    cost_ratio,
+    jackknife,
+)
+from deltafl.analysis.statistics import Interval
 from deltafl.types import FloatArray
 
 GOAL = 0.8
@@ -180,6 +190,25 @@ def test_a_run_costs_what_it_used() -> None:
     lost = run._replace(metric="loss", loss_r=np.array([0.25, np.nan]))
     assert Course.of(lost, 2).best_r.tolist() == [-0.25, -0.25]
     assert Course.of(lost, 2).origin == -0.25
+
+
+@pytest.mark.parametrize(
+    ("n", "prices", "told"),
+    [
+        (1, Prices(training=1.0), True),
+        (2, Prices(mb_up=1.0), True),
+        (3, Prices(training=1.0), False),
+        (1, Prices(training=1.0, round=5.0), False),
+        (1, Prices(second=1.0), False),
+    ],
+)
+def test_who_lets_rounds_be_free_is_told_why_so_few_clients_are_asked(
+    n: int, prices: Prices, told: bool
+) -> None:
+    number = Interval(90.0)
+    best = Forecast("uniform", n, True, number, number, number, number)
+    text = str(Advice(GOAL, prices, None, errors=[], forecasts=[best]))
+    assert ("Rounds are free" in text) == told
 
 
 def test_the_answers_to_a_census_tell_errors_alone() -> None:

@@ -158,6 +158,12 @@ class Advice(NamedTuple):
                 f"{plain.rounds.mean:.0f} rounds, {plain.trainings.mean:.0f} trainings",
                 f"and cost {_number(plain.cost)}, {_text(self.ratio, '.2f')} times as much.",
             ]
+        # Whoever names no prices is told to ask one client a round, for as long as it takes.
+        if first.n <= 2 and not (self.prices.round or self.prices.second):
+            lines += [
+                "Rounds are free at these prices, which favours few clients and many rounds: give",
+                "them a price, as --cost training=1,round=5 does.",
+            ]
         if self.budget is not None and first.cost.mean > self.budget:
             lines.append(
                 f"That is more than the budget of {self.budget:g}: raise it, or lower the goal."
