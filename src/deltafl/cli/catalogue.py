@@ -332,7 +332,7 @@ def settings(
             of = "compare"
         default = "the task's" if key in TASK_DEFAULTS else text_of(fields[key].default)
         rows.append((key, of, allowed((compare | run)[key]), default))
-    _print_table(("setting", "of", "allowed", "default"), rows)
+    _print_table(("setting", "command", "allowed", "default"), rows)
     _print_table(
         ("setting", "meaning"),
         ((key, fields[key].description or "") for key in chosen),
