@@ -1,9 +1,11 @@
 """Convolutions as products against torch's."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from batch_tools import MODELS
@@ -70,3 +72,34 @@ def test_products_call_no_convolution() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         forward(params, torch.zeros(2, 1, *shape))
     assert not [event for event in profile.events() if "conv" in event.name]
+
+
+class Forward(nn.Module):
+    """A convolution in a user's words."""
+
+    def __init__(self, how: Callable[["Forward", torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.how(self, x)
+
+
+@pytest.mark.parametrize(
+    "how",
+    {
+        "view": lambda own, x: torch.relu(own.conv(x)).view(len(x), -1),
+        "names": lambda own, x: functional.conv2d(
+            input=x, weight=own.conv.weight, bias=own.conv.bias, stride=[2, 1]
+        ).flatten(1),
+        "images": lambda own, x: torch.stack([own.conv(x[i]).flatten() for i in range(len(x))]),
+    }.values(),
+    ids=["view", "names", "images"],
+)
+def test_a_product_is_called_and_used_as_the_convolution(how: Any) -> None:
+    model = Forward(how)
+    params = [param.detach().expand(2, *param.shape) for param in model.parameters()]
+    x = torch.rand((2, 5, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    found, expected = (vectorized_forward(model, products)(params, x) for products in (True, False))
+    torch.testing.assert_close(found, expected)

@@ -30,7 +30,7 @@ class ConvolutionsAsProducts(TorchFunctionMode):
 
 
 def conv2d(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: int | tuple[int, ...] = 1,
@@ -39,14 +39,15 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """``torch.nn.functional.conv2d``: (B, C, H, W) and (O, C, h, w) to (B, O, H', W')."""
-    # What is no plain product stays torch's.
-    if groups != 1 or set(_pair(dilation)) != {1} or isinstance(padding, str):
-        return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    is_plain = groups == 1 and set(_pair(dilation)) == {1} and not isinstance(padding, str)
+    # What is no plain product stays torch's, as a single image without an axis of examples.
+    if not is_plain or input.dim() != 4:
+        return functional.conv2d(input, weight, bias, stride, padding, dilation, groups)
     channels = len(weight)
     (down, across) = _pair(stride)
     (top, left) = _pair(padding)
     # ``pad`` takes the last axis first.
-    padded = functional.pad(x, (left, left, top, top))
+    padded = functional.pad(input, (left, left, top, top))
     rows = padded.unfold(2, weight.shape[2], down)
     # (B, C, H', W', h, w)
     patches = rows.unfold(3, weight.shape[3], across)
@@ -55,7 +56,9 @@ def conv2d(
     product = weight.flatten(1) @ columns
     if bias is not None:
         product = product + bias[:, None]
-    return product.view(channels, len(x), *patches.shape[2:4]).transpose(0, 1)
+    output = product.view(channels, len(input), *patches.shape[2:4]).transpose(0, 1)
+    # In torch's own order, for a model may go on with ``view``; most layers would copy it anyway.
+    return output.contiguous()
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
