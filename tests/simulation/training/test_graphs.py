@@ -4,6 +4,7 @@ by an object that runs nothing when it captures, as CUDA does, and the call itse
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -84,6 +85,28 @@ def test_what_cannot_be_captured_stays_eager_and_is_not_tried_again() -> None:
         captured(torch.ones(1))
     assert float(total) == WARM_UPS + 4
     assert len(tried) == 1
+    assert not captured.captured
+
+
+def test_after_a_capture_that_fails_nothing_is_replayed() -> None:
+    """A generator that has been left in a capture lets no older graph run."""
+    capture = PlayedCapture()
+
+    def fail_for_one(call: Callable[[], torch.Tensor]) -> Replay:
+        assert isinstance(call, partial)
+        return (refuse if len(call.args[0]) == 1 else capture)(call)
+
+    total = torch.zeros(2)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        total[: len(x)] += x
+        return total.double().expand(3, 1, -1)
+
+    captured = CapturedStep(step, (torch.zeros(2),), fail_for_one)
+    for number in [2, 1] * (WARM_UPS + 3):
+        captured(torch.ones(number))
+    assert total.tolist() == [2 * (WARM_UPS + 3), WARM_UPS + 3]
+    assert capture.replays == 1
     assert not captured.captured
 
 

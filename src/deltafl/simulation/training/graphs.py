@@ -55,7 +55,7 @@ class CapturedStep:
     @property
     def captured(self) -> bool:
         """Whether calls are replayed so far."""
-        return len(self._replays) > 0 and not self.failed
+        return len(self._replays) > 0
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The step's result."""
@@ -75,6 +75,8 @@ class CapturedStep:
             except RuntimeError as error:
                 log.info("steps of a cohort are launched one by one: %s", error)
                 self.failed = True
+                # Some versions of torch refuse to replay what was captured before.
+                self._replays.clear()
                 return call()
         # A capture runs nothing, so the call that was captured is replayed, too.
         replay, result = self._replays[number]
