@@ -39,9 +39,10 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """``torch.nn.functional.conv2d``: (B, C, H, W) and (O, C, h, w) to (B, O, H', W')."""
-    is_plain = groups == 1 and set(_pair(dilation)) == {1} and not isinstance(padding, str)
-    # What is no plain product stays torch's, as a single image without an axis of examples.
-    if not is_plain or input.dim() != 4:
+    # A single image has no axis of examples.
+    is_plain = groups == 1 and set(_pair(dilation)) == {1} and input.dim() == 4
+    # What is no plain product stays torch's.
+    if not is_plain or isinstance(padding, str):
         return functional.conv2d(input, weight, bias, stride, padding, dilation, groups)
     channels = len(weight)
     (down, across) = _pair(stride)
