@@ -308,7 +308,7 @@ def run_single(
     with ExitStack() as stack:
         group.from_first(lambda: stack.enter_context(locked(folder)))
         workers = stack.enter_context(Workers(settings.workers, group))
-        engine = engine_of(settings, workers, kept_route(folder))
+        engine = engine_of(settings, workers, kept_route(folder, settings.device))
         # What cannot be played is refused before anything is written.
         require_own_columns(engine.task.metrics)
         plan_of(settings, population_of(settings, engine.task), engine.task)

@@ -238,7 +238,7 @@ def engine_for(settings: RunSettings, place: Path) -> Any:
         plain["rounds"] = 1
     return _kept_engine(
         settings.model_copy(update={"sampler": "full", **plain}),
-        kept_route(place),
+        kept_route(place, settings.device),
     )
 
 

@@ -20,6 +20,7 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.route import (
     Computation,
     Route,
+    choose_route,
     cohort_size,
     dense_cohort_size,
     find_device,
@@ -35,6 +36,8 @@ from deltafl.tasks.losses import Loss, binary_cross_entropy
 from deltafl.tasks.models import mlp, softmax_regression
 from deltafl.tasks.synthetic import make_log_model, make_synthetic_task, make_toy_task
 from tools.simulation import TINY, lines_of, run
+
+ROUTE = "deltafl.simulation.training.route"
 
 
 def own_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -189,6 +192,43 @@ def test_a_damaged_note_is_an_error(tmp_path: Path, key: str, value: object) -> 
     (tmp_path / "engine.json").write_text(json.dumps({**Route("batched")._asdict(), key: value}))
     with pytest.raises(DeltaflError, match=f"engine.json: {key}: .*it is damaged"):
         kept_route(tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_batch_that_runs_on_a_cpu_alone_is_trained_client_by_client(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise RuntimeError("Batching rule not implemented for aten::_cudnn_rnn")
+
+    monkeypatch.setattr(f"{ROUTE}.find_device", torch.device)
+    monkeypatch.setattr(f"{ROUTE}.device_name", str)
+    monkeypatch.setattr(f"{ROUTE}.captures_steps", refuse)
+    task = task_of()
+    how = Computation("cuda:0", precision)
+    if precision == "bfloat16":
+        with pytest.raises(DeltaflError, match=r"a batch does not run on cuda:0 \(.*cudnn"):
+            choose_route(task.make_model(), task, WORKS["epochs"], how)
+        return
+    found = choose_route(task.make_model(), task, WORKS["epochs"], how)
+    assert (found.path, found.steps) == ("loop", "eager")
+
+
+def test_each_of_several_processes_has_its_own_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun starts them: ``set_device`` has taken the second one."""
+    keep_route(Route("batched", "cuda:0", hardware="cuda:0 (X)"), tmp_path)
+    cuda = "torch.cuda"
+    monkeypatch.setattr(f"{cuda}.device_count", lambda: 2)
+    monkeypatch.setattr(f"{cuda}.is_initialized", lambda: True)
+    monkeypatch.setattr(f"{cuda}.current_device", lambda: 1)
+    monkeypatch.setattr(f"{cuda}.get_device_name", lambda device: "X")
+    for name, number in (("cuda", 1), ("auto", 1), ("cuda:0", 0)):
+        assert find_device(name) == torch.device("cuda", number)
+        kept = kept_route(tmp_path, name)
+        assert kept is not None
+        assert kept.device == f"cuda:{number}"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

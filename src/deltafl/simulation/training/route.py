@@ -91,7 +91,15 @@ def choose_route(
             return Route("batched")
         return Route("loop")
     path = "batched"
+    steps = "eager"
     no_batch = vectorized_incompatibility(model, task)
+    if no_batch is None:
+        try:
+            if captures_steps(model, task, device, how.precision):
+                steps = "graph"
+        # Some layers, as LSTM cells, call other operations on a GPU than on a CPU.
+        except RuntimeError as error:
+            no_batch = f"a batch does not run on {device} ({' '.join(str(error).split())[:100]})"
     if no_batch is not None:
         if how.precision == "bfloat16":
             raise DeltaflError(
@@ -103,9 +111,6 @@ def choose_route(
             "local training goes from client to client, which is slower: %s",
             no_batch,
         )
-    steps = "eager"
-    if path == "batched" and captures_steps(model, task, device, how.precision):
-        steps = "graph"
     return Route(path, str(device), how.precision, device_name(device), steps)
 
 
@@ -244,8 +249,10 @@ def noted_route(folder: Path) -> Route | None:
     return checked(Route, read_json(note), str(note), cure)
 
 
-def kept_route(folder: Path) -> Route | None:
-    """The route to continue by; an error without the device, a warning on another machine."""
+def kept_route(folder: Path, device: str = "cpu") -> Route | None:
+    """The route to continue by, with the run's setting of its device; an error without the noted
+    device, a warning on another machine.
+    """
     noted = noted_route(folder)
     if noted is None:
         return None
@@ -256,6 +263,9 @@ def kept_route(folder: Path) -> Route | None:
             noted.hardware,
             found,
         )
+    # The note is that of one process, and others have GPUs of their own.
+    if noted.device != "cpu" and device in ("cuda", "auto"):
+        return noted._replace(device=str(find_device(device)))
     return noted
 
 
@@ -267,14 +277,22 @@ def keep_route(route: Route, folder: Path) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """The device named ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA if there is a GPU."""
+    """The device named ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA if there is a GPU.
+
+    ``cuda`` is the GPU that this process has taken (``torch.cuda.set_device``), else the first.
+    """
     count = torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and count == 0):
         return torch.device("cpu")
     known = re.fullmatch(r"auto|cuda(:(?P<number>[0-9]{1,3}))?", name)
     number = count
-    if known is not None:
-        number = int(known["number"] or 0)
+    if known is not None and known["number"]:
+        number = int(known["number"])
+    elif known is not None and count > 0:
+        number = 0
+        # A question that would start CUDA in a process that only looks.
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            number = torch.cuda.current_device()
     if number >= count:
         raise DeltaflError(
             f"device is {name!r}, but PyTorch {torch.__version__} finds {count} GPUs; write 'auto'"
