@@ -5,6 +5,8 @@ by an object that runs nothing when it captures, as CUDA does, and the call itse
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,6 +220,38 @@ def test_tf32_holds_for_the_training_alone(precision: str) -> None:
         with product_precision(torch.device("cuda")):  # as evaluations have it
             assert now() == ("highest", False)
     assert now() == before
+
+
+def precisions() -> list[str]:
+    """Of products, convolutions and recurrent layers, as torch names them since 2.9."""
+    parts: list[Any] = [torch.backends.cuda.matmul]
+    parts += [getattr(torch.backends.cudnn, name) for name in ("conv", "rnn")]
+    return [part.fp32_precision for part in parts]
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch 2.9 or newer")
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("value", ["tf32", "ieee"])
+@pytest.mark.parametrize("name", ["", "cuda.matmul", "cudnn", "cudnn.conv"])
+def test_precisions_go_with_the_newer_settings_of_a_user(
+    name: str, value: str, precision: str
+) -> None:
+    """Which torch does not let anybody read by their older names."""
+    backends: Any = torch.backends
+    try:
+        (attrgetter(name)(backends) if name else backends).fp32_precision = value
+        before = precisions()
+        with product_precision(torch.device("cuda"), precision):
+            assert precisions() == [{"float32": "ieee"}.get(precision, precision)] * 3
+        assert precisions() == before
+    finally:
+        backends.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+        backends.cudnn.allow_tf32 = True
+        for part in (backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn):
+            part.fp32_precision = "none"
+        for part in (backends.cudnn.conv, backends.cudnn.rnn):
+            part.fp32_precision = "tf32"
 
 
 @pytest.mark.parametrize("device", [CUDA])

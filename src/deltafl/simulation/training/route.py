@@ -8,9 +8,9 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -315,28 +315,54 @@ def product_precision(device: torch.device, precision: str = "float32") -> Itera
     if device.type != "cuda":
         yield
         return
-    before = torch.get_float32_matmul_precision()
     rough = precision == "tf32"
-    torch.set_float32_matmul_precision("high" if rough else "highest")
+    with _settings_restored() as operations, warnings.catch_warnings():
+        torch.set_float32_matmul_precision("high" if rough else "highest")
+        cudnn: Any = torch.backends.cudnn
+        cudnn.allow_tf32 = rough
+        # Without this some would still follow ``torch.backends.fp32_precision``.
+        for operation in operations:
+            operation.fp32_precision = "tf32" if rough else "ieee"
+        cudnn.enabled = True
+        cudnn.benchmark = False
+        cudnn.deterministic = True
+        # Parameters are parts of one vector, and cuDNN wants those of an LSTM in its own order: it
+        # copies them.
+        warnings.filterwarnings(
+            "ignore",
+            "RNN module weights are not part of single contiguous chunk",
+        )
+        yield
+
+
+@contextmanager
+def _settings_restored() -> Iterator[list[Any]]:
+    """Afterwards torch's settings of products and convolutions are the user's; gives the operations
+    that have a precision of their own, since torch 2.9.
+
+    With these, torch raises an error where an older setting that disagrees is read.
+    """
+    cudnn: Any = torch.backends.cudnn
+    mkldnn: Any = torch.backends.mkldnn
+    operations: list[Any] = []
+    if hasattr(torch.backends, "fp32_precision"):
+        operations = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul]
+    names = [(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")]
+    names += [(operation, "fp32_precision") for operation in operations]
+    before = []
+    products = None
+    for part, name in names:
+        with suppress(RuntimeError):
+            before.append((part, name, getattr(part, name)))
+    with suppress(RuntimeError):
+        products = torch.get_float32_matmul_precision()
     try:
-        with (
-            warnings.catch_warnings(),
-            torch.backends.cudnn.flags(
-                enabled=True,
-                benchmark=False,
-                deterministic=True,
-                allow_tf32=rough,
-            ),
-        ):
-            # Parameters are parts of one vector, and cuDNN wants those of an LSTM in its own order:
-            # it copies them.
-            warnings.filterwarnings(
-                "ignore",
-                "RNN module weights are not part of single contiguous chunk",
-            )
-            yield
+        yield operations[:3]
     finally:
-        torch.set_float32_matmul_precision(before)
+        if products is not None:
+            torch.set_float32_matmul_precision(products)
+        for part, name, value in before:
+            setattr(part, name, value)
 
 
 def incompatibility(
