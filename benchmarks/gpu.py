@@ -28,7 +28,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -259,7 +259,8 @@ def steps_of(task: Task, work: LocalWork, n: int, rounds: int) -> list[int]:
 
 def measure(
     job: Job, variants: list[str], device: torch.device, options: argparse.Namespace
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
+    """What is known of a job after each variant of each pass."""
     task, work, n = task_and_work(job, options.quick, options.random)
     twins = Twins(task, work, options.quick)
     rows: dict[str, dict[str, Any]] = {}
@@ -278,19 +279,17 @@ def measure(
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-    for row in rows.values():
-        speeds = sorted(row["steps_per_s"])
-        if speeds:
-            mean_steps = statistics.mean(steps_of(task, work, n, 5))
-            row["rounds_per_s"] = statistics.median(speeds) / mean_steps
-            row["clients_per_s"] = row["rounds_per_s"] * n
-    return {
-        "data": task.dataset.name,
-        "clients": task.num_clients,
-        "cohort": n,
-        "work": str(work),
-        "variants": rows,
-    }
+            if row["steps_per_s"]:
+                mean_steps = statistics.mean(steps_of(task, work, n, 5))
+                row["rounds_per_s"] = statistics.median(row["steps_per_s"]) / mean_steps
+                row["clients_per_s"] = row["rounds_per_s"] * n
+            yield {
+                "data": task.dataset.name,
+                "clients": task.num_clients,
+                "cohort": n,
+                "work": str(work),
+                "variants": rows,
+            }
 
 
 def measure_variant(
@@ -388,7 +387,7 @@ def main() -> None:
         "--quick", action="store_true", help="a tiny version that says nothing about speed"
     )
     parser.add_argument("--random", action="store_true", help="random data, without a download")
-    parser.add_argument("--out", type=Path, help="JSON file to write after each job")
+    parser.add_argument("--out", type=Path, help="JSON file to write after each variant")
     options = parser.parse_args()
     device = find_device(options.device)
     variants = [name.strip() for name in options.variants.split(";")]
@@ -400,12 +399,13 @@ def main() -> None:
     print(", ".join(f"{key} {value}" for key, value in (about | versions).items()))
     results = {}
     for job in options.jobs.split(","):
-        results[job] = measure(JOBS[job], variants, device, options)
+        # What ends the program early, as a machine that is lent for minutes, costs one variant.
+        for result in measure(JOBS[job], variants, device, options):
+            results[job] = result
+            if options.out:
+                found = {"about": about, "versions": versions, "jobs": results}
+                options.out.write_text(json.dumps(found, indent=1) + "\n")
         show(job, results[job])
-        if options.out:
-            options.out.write_text(
-                json.dumps({"about": about, "versions": versions, "jobs": results}, indent=1) + "\n"
-            )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ processor seconds a round, the latter of all processes that the job started, and
 first round. All have glibc's malloc tuned by the environment (it keeps freed blocks) but for one
 row. ``--wheels`` is for a machine without a network: DIR/pfl and DIR/flower hold all wheels that
 the interpreter lacks. A variant that fails, or takes longer than five minutes, is ended and left
-out of that repeat; the file is written after every repeat.
+out of that repeat; the file is written after every variant.
 """
 
 import argparse
@@ -297,9 +297,8 @@ def main() -> None:
     for name in names:
         print(f"\n{name or 'FashionMNIST'}", flush=True)
         found: dict[str, list[Taken | None]] = {variant.name: [] for variant in chosen}
-        for taken in repeats(chosen, name, given):
-            for title, run in taken.items():
-                found[title].append(run)
+        for title, run in repeats(chosen, name, given):
+            found[title].append(run)
             runs = {title: [r and r._asdict() for r in own] for title, own in found.items()}
             content["about"] = {
                 **environment(),
@@ -319,8 +318,8 @@ def main() -> None:
 
 def repeats(
     chosen: list[Variant], name: str | None, given: argparse.Namespace
-) -> Iterator[dict[str, Taken | None]]:
-    """Each repeat's seconds of all variants: of a job with random data, or of FashionMNIST."""
+) -> Iterator[tuple[str, Taken | None]]:
+    """Each variant and its seconds, repeat by repeat: of random data, or of FashionMNIST."""
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job.npz"
         if name is None:
@@ -328,7 +327,8 @@ def repeats(
         else:
             write_random_job(job, name, given.quick)
         for repeat in range(given.repeats):
-            yield {v.name: measure(v, job, given.rounds, given.device) for v in chosen}
+            for variant in chosen:
+                yield variant.name, measure(variant, job, given.rounds, given.device)
             print(
                 f"repeat {repeat + 1} of {given.repeats} done; load {os.getloadavg()[0]:.1f}",
                 flush=True,
