@@ -150,7 +150,21 @@ class Functional(Net):
         return super().forward(nn.functional.dropout(x, 0.1, self.training))
 
 
-@pytest.mark.parametrize("make", [Twice, Functional, lambda: Net(late=nn.AlphaDropout(0.2))])
+class Shared(Net):
+    """All examples of a minibatch lose the same places."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Identity(), nn.Identity())
+        self.position = nn.Parameter(torch.ones(1, 1, 16, 16))
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + self.drop(self.position))
+
+
+@pytest.mark.parametrize(
+    "make", [Twice, Functional, Shared, lambda: Net(late=nn.AlphaDropout(0.2))]
+)
 def test_what_else_draws_stays_a_loop(make: Callable[[], nn.Module]) -> None:
     task = task_of(make_model=make)
     reason = vectorized_incompatibility(task.make_model(), task)

@@ -47,7 +47,7 @@ class Masked(nn.Module):
 
 def with_masks(model: nn.Module, example: Tensor) -> nn.Module:
     """A copy in which dropout layers take masks, or the model itself where there is none, or one
-    that a pass does not call exactly once: then they draw as they do.
+    that a pass does not call exactly once, and for each example: then they draw as they do.
     """
     kinds = (nn.Dropout, *_BY_CHANNEL)
     layers = {
@@ -62,16 +62,17 @@ def with_masks(model: nn.Module, example: Tensor) -> nn.Module:
     shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
     for name, found in shapes.items():
         trial.get_submodule(name).register_forward_pre_hook(
-            lambda _, inputs, found=found: found.append(inputs[0].shape[1:]),
+            lambda _, inputs, found=found: found.append(inputs[0].shape),
         )
     # The generators, that of a GPU as well, are afterwards where they were.
     with torch.no_grad(), seeded(np.random.default_rng(0), example.device):
         trial(torch.cat([example, example]))
-    if any(len(found) != 1 for found in shapes.values()):
+    # What all examples share, as a learned position, has one mask for all.
+    if any([shape[:1] for shape in found] != [(2,)] for found in shapes.values()):
         return model
     masked: nn.Module = copied(model)
     for name, layer in layers.items():
-        shape = shapes[name][0]
+        shape = shapes[name][0][1:]
         if isinstance(layer, _BY_CHANNEL):
             shape = torch.Size([*shape[:1], *[1] * len(shape[1:])])
         masked.set_submodule(name, Masked(float(layer.p), shape))
