@@ -372,6 +372,25 @@ def test_a_convolution_that_corrupts_memory_without_avx512_is_kept_out_of_channe
     assert "AVX512" not in done.stdout
 
 
+def norm_first(channels: int = 4) -> nn.Sequential:
+    return nn.Sequential(
+        nn.GroupNorm(2, channels), nn.Conv2d(channels, 4, 3), nn.Flatten(), nn.Linear(64, 3)
+    )
+
+
+def behind_frozen_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(4, 6, 1).requires_grad_(False), nn.ReLU(), *norm_first(6))
+
+
+@pytest.mark.parametrize("make", [norm_first, behind_frozen_layers])
+def test_a_norm_of_what_has_no_gradient_is_kept_out_of_channels_last(
+    make: Callable[[], nn.Module],
+) -> None:
+    """There torch writes where it must not."""
+    model = make()
+    assert choose_forward(model, torch.zeros(3, 4, 6, 6)) is model
+
+
 @given(st.integers(1, 50), st.integers(1, 60) | st.none(), st.integers(1, 4))
 def test_each_pass_visits_every_example_once(
     num_examples: int, batch_size: int | None, epochs: int

@@ -19,6 +19,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from ...model_parts import copied
 from ...tasks.losses import Loss
@@ -213,7 +214,7 @@ def choose_forward(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
         stored = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
         return torch.as_tensor(model(stored.permute(0, 3, 1, 2)))
 
-    if _corrupts_memory(model) or not _runs(last, model, x):
+    if _corrupts_memory(model) or _normalises_data(model, x) or not _runs(last, model, x):
         return model
     return last
 
@@ -233,6 +234,32 @@ def _corrupts_memory(model: nn.Module) -> bool:
         and part.in_channels < 8 * part.groups
         for part in model.modules()
     )
+
+
+def _normalises_data(model: nn.Module, x: Tensor) -> bool:
+    """Whether a GroupNorm is trained on what has no gradient: the examples, or what frozen layers
+    make of them.
+
+    With channels last, torch 2.13.0 then writes to the gradient that nobody asked for, and the
+    process dies.
+    """
+    if not any(isinstance(part, nn.GroupNorm) for part in model.modules()):
+        return False
+    found = []
+
+    def look(part: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        if isinstance(part, nn.GroupNorm) and isinstance(output, Tensor):
+            found.append(output.requires_grad and not inputs[0].requires_grad)
+
+    # What does not run on such examples is found by ``_runs``.
+    with register_module_forward_hook(look), suppress(RuntimeError):
+        model(_like(x))
+    return any(found)
+
+
+def _like(x: Tensor) -> Tensor:
+    """Two examples; from a generator of its own, so that those of the run stay where they are."""
+    return torch.rand(2, *x.shape[1:], generator=torch.Generator().manual_seed(0))
 
 
 def _tiled_length(model: nn.Module) -> int:
@@ -256,8 +283,7 @@ def _runs(
     x: Tensor,
 ) -> bool:
     """Whether a way to run the model gives what the model gives, and gradients without an error."""
-    # A generator of its own: those of the run stay where they are.
-    some = torch.rand(2, *x.shape[1:], generator=torch.Generator().manual_seed(0))
+    some = _like(x)
     trained = list(trained_parameters(model).values())
     try:
         output = forward(some)
