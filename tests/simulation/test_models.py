@@ -238,6 +238,22 @@ def shared_layer() -> nn.Module:
     return layers(layer, nn.Tanh(), layer)
 
 
+class Limited(nn.Linear):
+    """Each pass puts rows of limited norm in the place of its weight, as models of EEG do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.2)
+        return super().forward(x)
+
+
+def limited() -> nn.Module:
+    return layers(nn.Tanh(), Limited(8, 8))
+
+
+def limited_and_normed() -> nn.Module:
+    return layers(nn.BatchNorm1d(8), Limited(8, 8))
+
+
 def half_base() -> nn.Module:
     return layers(Half(), nn.Tanh())
 
@@ -280,6 +296,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "instance norm": (instance_resnet, {}),
     "spectral and weight norm": (spectral, {}),
     "a layer used twice": (shared_layer, {}),
+    "limited norms": (limited, {}),
+    "limited norms of a local layer": (limited_and_normed, {"local": ["3.*"]}),
     "moving buffers": (Moving, {}),
     "moving buffers, local": (Moving, {"local": ["s*", "centre"], "trainable": ["body*", "s*"]}),
     "lists of parameters": (Lists, {}),
@@ -418,7 +436,7 @@ def plain_fedavg(task: Task, seed: int) -> float:
     "make_model",
     [
         *(resnet, group_resnet, normed_mlp, cumulative_resnet, instance_resnet),
-        *(spectral, shared_layer, Moving, Lists, EncoderDecoder),
+        *(spectral, shared_layer, limited, limited_and_normed, Moving, Lists, EncoderDecoder),
     ],
 )
 def test_full_participation_is_fedavg_of_state_dicts(make_model: Callable[[], nn.Module]) -> None:

@@ -284,6 +284,14 @@ class FunctionalDropout(nn.Linear):
         return nn.functional.dropout(super().forward(x), 0.5, self.training)
 
 
+class Limited(nn.Linear):
+    """Each pass puts rows of limited norm in the place of its weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.1)
+        return super().forward(x.flatten(1))
+
+
 @pytest.mark.parametrize(
     ("make", "shape", "word"),
     [
@@ -296,6 +304,7 @@ class FunctionalDropout(nn.Linear):
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), (1, 3), "random"),
         (lambda: nn.Sequential(nn.Linear(3, 3, bias=False), nn.RReLU()), (1, 3), "random"),
         (lambda: FunctionalDropout(3, 3), (1, 3), "random"),
+        (lambda: Limited(3, 3), (1, 3), "in the place of parameters"),
         (tied, (1, 4), "shared"),
         (frozen, (1, 144), "None"),
         (lambda: softmax_net().double(), (1, 144), "float32"),
@@ -320,6 +329,16 @@ def test_frozen_parameters_do_not_move() -> None:
     update_d = train_serial(model, cross_entropy, *examples(9), params_d, work, rng).update_d
     assert len(update_d) == len(params_d) < sum(p.numel() for p in model.parameters())
     assert update_d.any()
+
+
+def test_what_a_forward_pass_puts_in_the_place_of_a_weight_is_trained() -> None:
+    model, params_d = seeded(lambda: Limited(144, 10))
+    rng = stream(0, "batches")
+    update_d = train_serial(
+        model, cross_entropy, *examples(9), params_d, LocalWork(lr=1e-9, steps=1), rng
+    ).update_d
+    weight = torch.from_numpy(params_d + update_d)[:1440].reshape(10, 144)
+    assert weight.norm(dim=1).max() < 0.1 + 1e-5
 
 
 def feature_layout(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -395,10 +395,15 @@ def incompatibility(
     # A trial, after which the generators are where they were.
     with seeded(np.random.default_rng(0)):
         before = places()
+        trial = copied(model).train()
+        memory = [param.data_ptr() for param in trial.parameters()]
         with torch.no_grad():
-            copied(model).train()(some.clone())
+            trial(some.clone())
         if places() != before:  # other paths would draw other numbers
             return "the model draws random numbers in training, as random layers (Dropout) do"
+        # They would be no part of the vector any more.
+        if [param.data_ptr() for param in trial.parameters()] != memory:
+            return "a forward pass puts other numbers in the place of parameters"
         if needs_backward(model, some):
             return "layers of the model compute gradients in backward() alone"
         if remembers(model, some, training=True):

@@ -238,6 +238,7 @@ def train_serial(
         if augment is not None:
             x_batch = augment(x_batch)
         output = model(x_batch)
+        tensors.take_back(current_d)
         batch_loss = loss(output, y_batch)
         model.zero_grad()
         batch_loss.backward()

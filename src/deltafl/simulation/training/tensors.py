@@ -174,6 +174,16 @@ class ModelTensors:
                 # A view, no copy: the model is loaded before every step.
                 tensor.data = piece_d.view_as(tensor)
 
+    def take_back(self, vector_d: Tensor) -> None:
+        """Put into the vector what a forward pass has put in the place of its parts, as a limit on
+        norms does by ``weight.data = torch.renorm(...)``.
+        """
+        pieces = torch.split(vector_d, self._sizes)
+        for of_tensor, piece_d in zip(self._trained, pieces, strict=True):
+            for tensor in of_tensor:
+                if tensor.data_ptr() != piece_d.data_ptr():
+                    piece_d.copy_(tensor.data.reshape(-1))
+
     def load_rest(self, rest: Arrays) -> None:
         """Copy buffers, counters and local arrays."""
         if not rest:
