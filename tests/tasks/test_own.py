@@ -328,6 +328,73 @@ class Averaging(torch.nn.Linear):
         return super().forward(x)
 
 
+class Started(torch.nn.Linear):
+    """Its first pass in training sets the bias by the inputs, as ActNorm does."""
+
+    started: torch.Tensor
+
+    def __init__(self, flag: torch.dtype) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("started", torch.zeros((), dtype=flag))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and not self.started:
+            with torch.no_grad():
+                self.bias.copy_(-super().forward(x).mean(0))
+                self.started.fill_(1)
+        return super().forward(x)
+
+
+class Distilled(torch.nn.Linear):
+    """In training, its outputs are drawn towards those of a mean of earlier parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.teacher = torch.nn.Parameter(torch.zeros(2, 3), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = super().forward(x)
+        if not self.training:
+            return output
+        self.teacher.data.lerp_(self.weight.data, 0.1)
+        return output + torch.nn.functional.linear(x, self.teacher)
+
+
+class Observed(torch.nn.Linear):
+    """A buffer gets its size in the first pass, as that of an observer for quantisation."""
+
+    largest: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("largest", torch.zeros(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest.resize_(3).copy_(x.amax(0))
+        return super().forward(x)
+
+
+class Renewed(torch.nn.Linear):
+    """Each pass makes its weight anew."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight = torch.nn.Parameter(self.weight.clamp(-1, 1))
+        return super().forward(x)
+
+
+class Auxiliary(torch.nn.Linear):
+    """Outputs of another head stand beside its own in training."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = super().forward(x)
+        return torch.cat([output, -output], 1) if self.training else output
+
+
+def of_each_head(output: Any, y: Any) -> Any:
+    heads = output.split(2, dim=1)
+    return sum(torch.nn.functional.cross_entropy(head, y) for head in heads) / len(heads)
+
+
 def at_zero() -> torch.nn.Module:
     layer = torch.nn.Linear(3, 2)
     torch.nn.utils.vector_to_parameters(torch.zeros(8), layer.parameters())
@@ -352,6 +419,8 @@ def tiny(output: Any, y: Any) -> Any:
         {"make_model": partial(Averaging, "buffer")},
         {"make_model": partial(Averaging, "teacher", is_needed=False)},
         {"make_model": partial(Averaging, "constant", is_needed=False)},
+        {"make_model": partial(Started, torch.uint8)},
+        {"make_model": partial(Auxiliary, 3, 2), "loss": of_each_head},
         {"gradient_noise_m": np.array([0.0, 0.1])},
         {"initial_params": np.zeros(8, np.float32)},
     ],
@@ -434,6 +503,14 @@ BROKEN: dict[str, dict[str, Any]] = {
         "make_model": partial(Averaging, "teacher")
     },
     "training changes 'mean' of the model": {"make_model": partial(Averaging, "constant")},
+    "training changes 'started' of the model, which clients do not bring back, and later rounds": {
+        "make_model": partial(Started, torch.bool)
+    },
+    "training changes 'teacher' of the model, which clients do not bring back, and later rounds": {
+        "make_model": Distilled
+    },
+    "has shape (0,) before a step and (3,) after it": {"make_model": Observed},
+    "a new parameter in the place of 'weight'": {"make_model": lambda: Renewed(3, 2)},
     "make_model is a Linear; it must be a function": {"make_model": torch.nn.Linear(3, 2)},
     "the parameter 'weight' has a hook": {"make_model": hooked},
     "the loss is 'cross_entropy'; it must be a function": {"loss": "cross_entropy"},

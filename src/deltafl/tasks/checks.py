@@ -312,8 +312,8 @@ def _smoke_test(task: Task, seed: int) -> None:
             "the model cannot be copied, as local training does",
             lambda: copied(original),
         )
-        for entry in task.parts_of(model).entries:
-            tensor = model.state_dict()[entry.name]
+        for entry in task.parts_of(original).entries:
+            tensor = original.state_dict()[entry.name]
             if entry.kind == "trained" and tensor.dtype != torch.float32:
                 raise DeltaflError(
                     f"the array {entry.name!r} of the model is {tensor.dtype}, and the simulator "
@@ -391,7 +391,9 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
     """
     from .modules import torch
 
-    shapes = _shapes(model)
+    # Of the original: NumPy's view of an array would keep a forward pass from resizing it.
+    shapes = _shapes(original)
+    params = dict(model.named_parameters())
     for mode, training in (("in evaluation", False), ("in training", True)):
         model.train(training)
         output: Any = _tried(
@@ -404,8 +406,9 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
                 "wrap it in a module whose forward picks that, such as self.model(x).logits"
             )
         shape = tuple(output.shape)
-        if task.knows_accuracy:
-            _require_classes(task, shape, y, mode)
+        # In training there may be more, as of auxiliary heads: only the loss reads them.
+        if task.knows_accuracy and not training:
+            _require_classes(task, shape, y)
         with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
             warnings.filterwarnings("error", message="Using a target size")
             what = f"the loss failed on output {shape} and y {tuple(y.shape)}"
@@ -417,6 +420,13 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
             loss,
             "the minibatch's mean, a tensor of shape ()",
         )
+    for name, param in model.named_parameters():
+        if param.requires_grad and param is not params.get(name, param):
+            raise DeltaflError(
+                f"forward puts a new parameter in the place of {name!r}, and an optimizer would go "
+                "on with the old one; write into that, under torch.no_grad(): "
+                f"self.{name.rpartition('.')[2]}.copy_(...)"
+            )
     # Without it ``backward`` would raise; what follows says better what is wrong.
     if loss.requires_grad:
         _tried("the gradient of the loss failed", loss.backward)
@@ -433,7 +443,8 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
             raise DeltaflError(
                 f"the array {name!r} of the model has shape {shapes[name]} before a step and "
                 f"{after.get(name)} after it, and no mean of clients' models has both; give it its "
-                "largest shape, or register it with persistent=False"
+                "largest shape, run the model once in make_model, or register it with "
+                "persistent=False"
             )
     for name in after:
         # Each client would begin with a new one, and nobody would keep it.
@@ -447,7 +458,7 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
         )
 
 
-def _require_classes(task: Task, shape: tuple[int, ...], y: Tensor, mode: str) -> None:
+def _require_classes(task: Task, shape: tuple[int, ...], y: Tensor) -> None:
     """Refuse outputs of a shape of which the accuracy is not known."""
     size = len(y)
     classes = task.dataset.num_classes
@@ -468,15 +479,14 @@ def _require_classes(task: Task, shape: tuple[int, ...], y: Tensor, mode: str) -
         who = "accuracy, which is taken wherever num_classes is above 0,"
         cure += f"; {_OTHER_TARGETS}"
     raise DeltaflError(
-        f"the model's output for {size} examples has shape {shape} {mode}; "
-        f"{who} needs {' or '.join(map(str, needed))}{cure}"
+        f"the model's output for {size} examples has shape {shape} in "
+        f"evaluation; {who} needs {' or '.join(map(str, needed))}{cure}"
     )
 
 
 def _check_state(task: Task, original: Module, x: Tensor, y: Tensor) -> None:
-    """Refuse a model whose evaluation needs arrays that training changes and clients do not bring
-    back, such as a moving average in frozen parameters: it would be judged with what they begin
-    with.
+    """Refuse a model that needs arrays which training changes and clients do not bring back, such
+    as a moving average in frozen parameters: each round would begin with the first ones.
     """
     from .modules import torch
 
@@ -485,7 +495,9 @@ def _check_state(task: Task, original: Module, x: Tensor, y: Tensor) -> None:
         entry.name
         for entry in task.parts_of(original).entries
         # A frozen buffer is so by the user's choice.
-        if entry.kind == "constant" or (entry.kind == "frozen" and entry.name in params)
+        if entry.kind == "constant"
+        or (entry.kind == "frozen" and entry.name in params)
+        or (entry.kind == "counter" and entry.dtype == "bool")
     ]
     if not lost:
         return
@@ -496,33 +508,42 @@ def _check_state(task: Task, original: Module, x: Tensor, y: Tensor) -> None:
         # Looked up now, as a forward pass may put other tensors in their place.
         after = own_tensors(trained, state_of(trained))
         moved = [name for name in lost if not torch.equal(before[name], after[name])]
-        with torch.no_grad():
-            for name in after.keys() - {*lost}:
-                after[name].copy_(before[name])
-        if not moved or not _are_judged_apart(copied(original), trained, x):
+        if not moved:
             return
+        other = copied(original)
+        tensors = own_tensors(other, state_of(other))
+        with torch.no_grad():
+            for name in moved:
+                tensors[name].copy_(after[name])
+        who = _who_needs(original, other, x)
     except OWN_ERRORS:  # a step has been tried, and what else may fail is no matter of state
         return
-    raise DeltaflError(
-        f"training changes {listed(moved)} of the model, which clients do not bring back, and "
-        "evaluations need it: make it a buffer that begins with finite numbers, by "
-        "register_buffer, and clients' values are averaged"
-    )
+    if who is not None:
+        raise DeltaflError(
+            f"training changes {listed(moved)} of the model, which clients do not bring back, and "
+            f"{who} need it: make it a buffer that begins with finite numbers, uint8 where it is "
+            "bool, by register_buffer or a pass in make_model, and clients' values are averaged"
+        )
 
 
-def _are_judged_apart(model: Module, other: Module, x: Tensor) -> bool:
-    """Whether two models answer differently; not where they draw, or remember what they saw."""
+def _who_needs(model: Module, other: Module, x: Tensor) -> str | None:
+    """In what two models answer differently; None where they do not, or where one alone does."""
     from .draws import seeded
-    from .modules import torch
+    from .modules import spare_single_values, torch
 
-    found = []
-    for each in (model, model, other):
-        with seeded(stream(0, "dropout")), torch.no_grad():
-            found.append(each.eval()(x.clone()).float())
-    first, again, then = found
-    rounding = 1e-7 * float(first.abs().max())
-    is_same = torch.allclose(then, first, rtol=0, atol=rounding)
-    return bool(torch.equal(first, again) and torch.isfinite(then).all() and not is_same)
+    for who, training in (("evaluations", False), ("later rounds", True)):
+        found = []
+        for each in (model, model, other):
+            tried = copied(each).train(training)
+            spare_single_values(tried)
+            with seeded(stream(0, "dropout")), torch.no_grad():
+                found.append(tried(x.clone()).float())
+        first, again, then = found
+        rounding = 1e-7 * float(first.abs().max())
+        is_same = torch.allclose(then, first, rtol=0, atol=rounding)
+        if torch.equal(first, again) and torch.isfinite(then).all() and not is_same:
+            return who
+    return None
 
 
 def _train_twice(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
