@@ -110,10 +110,19 @@ class FastTrainer:
         self._params = list(trained_parameters(self._model).values())
         sizes = [param.numel() for param in self._params]
         self._own = Descent.of(torch.zeros(sum(sizes), device=device))
-        pieces = torch.split(self._own.current, sizes)
-        for param, piece in zip(self._params, pieces, strict=True):
+        self._pieces = torch.split(self._own.current, sizes)
+        for param, piece in zip(self._params, self._pieces, strict=True):
             param.data = piece.view(param.shape)  # a step moves all of them at once
         self._forward: Callable[[Tensor], Tensor] | None = None
+
+    def _take_back(self) -> None:
+        """Put into the vector what a forward pass has put elsewhere, as ``flatten_parameters()`` of
+        an LSTM does on a GPU.
+        """
+        for param, piece in zip(self._params, self._pieces, strict=True):
+            if param.data_ptr() != piece.data_ptr():
+                piece.copy_(param.data.reshape(-1))
+                param.data = piece.view(param.shape)
 
     def train(
         self,
@@ -148,6 +157,7 @@ class FastTrainer:
             if augment is not None:
                 varied = augment(x_batch)
             output = self._forward(varied)
+            self._take_back()
             batch_loss = self._loss(output, y_batch)
             # Unused parameters have gradients of 0, as in the reference.
             gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
