@@ -116,7 +116,7 @@ class FastTrainer:
         self._forward: Callable[[Tensor], Tensor] | None = None
 
     def _take_back(self) -> None:
-        """Put into the vector what a forward pass has put elsewhere, as ``flatten_parameters()`` of
+        """Put into the vector what a pass has put elsewhere, as ``flatten_parameters()`` of
         an LSTM does on a GPU.
         """
         for param, piece in zip(self._params, self._pieces, strict=True):
@@ -157,10 +157,10 @@ class FastTrainer:
             if augment is not None:
                 varied = augment(x_batch)
             output = self._forward(varied)
-            self._take_back()
             batch_loss = self._loss(output, y_batch)
             # Unused parameters have gradients of 0, as in the reference.
             gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
+            self._take_back()
             # Of an Embedding they may be sparse.
             flat = [gradient.to_dense().reshape(-1) for gradient in gradients]
             torch.cat(flat, out=own.gradient)

@@ -238,10 +238,10 @@ def train_serial(
         if augment is not None:
             x_batch = augment(x_batch)
         output = model(x_batch)
-        tensors.take_back(current_d)
         batch_loss = loss(output, y_batch)
         model.zero_grad()
         batch_loss.backward()
+        tensors.take_back(current_d)
         gradient_d = tensors.gradient()
         if noise is not None:
             gradient_d += torch.from_numpy(noise(len(start_d))).to(x.device)

@@ -175,8 +175,8 @@ class ModelTensors:
                 tensor.data = piece_d.view_as(tensor)
 
     def take_back(self, vector_d: Tensor) -> None:
-        """Put into the vector what a forward pass has put in the place of its parts, as a limit on
-        norms does by ``weight.data = torch.renorm(...)``.
+        """Put into the vector what a pass has put in the place of its parts, as a limit on norms
+        does by ``weight.data = torch.renorm(...)``; after the pass back, which needs the old ones.
         """
         pieces = torch.split(vector_d, self._sizes)
         for of_tensor, piece_d in zip(self._trained, pieces, strict=True):
