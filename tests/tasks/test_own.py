@@ -390,6 +390,17 @@ class Auxiliary(torch.nn.Linear):
         return torch.cat([output, -output], 1) if self.training else output
 
 
+class Masked(torch.nn.Linear):
+    """One of its classes is ruled out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.tensor([0, -torch.inf])
+
+
+def of_first(output: Any, y: Any) -> Any:
+    return torch.nn.functional.cross_entropy(output, 0 * y)
+
+
 def of_each_head(output: Any, y: Any) -> Any:
     heads = output.split(2, dim=1)
     return sum(torch.nn.functional.cross_entropy(head, y) for head in heads) / len(heads)
@@ -420,6 +431,7 @@ def tiny(output: Any, y: Any) -> Any:
         {"make_model": partial(Averaging, "teacher", is_needed=False)},
         {"make_model": partial(Averaging, "constant", is_needed=False)},
         {"make_model": partial(Started, torch.uint8)},
+        {"make_model": partial(Masked, 3, 2), "loss": of_first},
         {"make_model": partial(Auxiliary, 3, 2), "loss": of_each_head},
         {"gradient_noise_m": np.array([0.0, 0.1])},
         {"initial_params": np.zeros(8, np.float32)},
@@ -511,6 +523,11 @@ BROKEN: dict[str, dict[str, Any]] = {
     },
     "has shape (0,) before a step and (3,) after it": {"make_model": Observed},
     "a new parameter in the place of 'weight'": {"make_model": lambda: Renewed(3, 2)},
+    "write -1e9 in place of -inf": {
+        "make_model": partial(Masked, 3, 2),
+        "loss": of_first,
+        "metric": "f1",
+    },
     "make_model is a Linear; it must be a function": {"make_model": torch.nn.Linear(3, 2)},
     "the parameter 'weight' has a hook": {"make_model": hooked},
     "the loss is 'cross_entropy'; it must be a function": {"loss": "cross_entropy"},

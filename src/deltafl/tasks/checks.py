@@ -603,6 +603,12 @@ def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
                 f"metric is {metric.name}, which is not for {targets}; choose one of "
                 f"{', '.join(known)}"
             )
+        if np.isinf(output).any() and metric.name not in ("accuracy", "loss"):
+            raise DeltaflError(
+                "the model's outputs are infinite on some test examples, as where a mask rules "
+                f"out a class, and {metric.heading} takes finite numbers: write -1e9 in place of "
+                "-inf"
+            )
         if metric.name != "loss" and np.isfinite(output).all():
             _require_value(metric, tries())
 
@@ -620,7 +626,8 @@ def _require_value(metric: Metric, tries: Iterable[tuple[Numbers, Numbers]]) -> 
         raise faults[0]
     raise DeltaflError(
         f"{metric.heading} has no value on these {len(y)} test examples, such as of a single "
-        "class, or with one target for all; choose another metric, or other test examples"
+        "class, with one target for all, or with a target of 0 by which it divides; choose another "
+        "metric, or other test examples"
     )
 
 
