@@ -207,6 +207,8 @@ SAFE = {
     "deltafl.simulation.oracle posix_fallocate": "a file without a name",
     "deltafl.simulation.oracle memmap": "a file without a name",
     "deltafl.simulation.elsewhere replace": "a name is replaced, no link followed",
+    "deltafl.simulation.elsewhere rmdir": "an empty folder, no link",
+    "deltafl.simulation.elsewhere symlink_to": "in a new folder that nobody else can name",
     "deltafl.simulation.directory rmdir": "an empty folder, no link",
     "deltafl.simulation.sweep rmdir": "an empty folder, no link",
     "deltafl.federation.saved replace": "a name is replaced, no link followed",

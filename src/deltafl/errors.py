@@ -232,7 +232,8 @@ def explained(what: str, path: Path | None = None, cure: str = "") -> Iterator[N
 def in_one_line(error: BaseException, path: Path | None = None) -> str:
     """An error in one line, with the line of a user's file that it came from."""
     frames = traceback.extract_tb(error.__traceback__)
-    sentence = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    text = " ".join(str(error).split())
+    sentence = f"{type(error).__name__}: {text}" if text else type(error).__name__
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     if not lines:
         return sentence

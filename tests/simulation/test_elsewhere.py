@@ -9,16 +9,19 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import deltafl
+from deltafl.calls import Named
 from deltafl.errors import DeltaflError
 from deltafl.simulation import elsewhere
 from deltafl.simulation.executors import named_executor
+from deltafl.simulation.processes import JobError, Packer, unpacked
 from deltafl.tasks import registry
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "seeds": 1, "progress": False, "report": False}
@@ -112,6 +115,143 @@ def raises(error: BaseException) -> Any:
     raise error
 
 
+def no_cancel() -> None:
+    raise OSError("the scheduler is gone")
+
+
+@pytest.mark.parametrize("more", [{}, {"cancel": no_cancel}])
+def test_an_error_is_told_though_nothing_can_be_cancelled(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    ends = [DeltaflError("no such run")]
+
+    class Plain(Executor):
+        def submit(self, *_: Any, **__: Any) -> Any:
+            end = ends.pop() if ends else None
+            return types.SimpleNamespace(done=lambda: end is not None, result=lambda: end, **more)
+
+    with pytest.raises(DeltaflError, match=r"^no such run$"):
+        played(tmp_path / "out", Plain(), "full,uniform")
+
+
+@pytest.mark.parametrize("returned", [None, {}, types.SimpleNamespace(done=lambda: True)])
+def test_what_is_no_future_is_told_at_once(tmp_path: Path, returned: Any) -> None:
+    class Wrong(Executor):
+        def submit(self, *_: Any, **__: Any) -> Any:
+            return returned
+
+    with pytest.raises(DeltaflError, match="it must return a future"):
+        played(tmp_path / "out", Wrong())
+
+
+class Keeping(Executor):
+    """Keeps what it is given; each run is lost."""
+
+    def __init__(self, after: Callable[[], Any] = lambda: None) -> None:
+        self.parcels: list[elsewhere.Parcel] = []
+        self.shared: list[bytes] = []
+        self.after = after
+
+    def submit(self, _: Any, /, *arguments: Any, **__: Any) -> Future[Any]:
+        self.shared.append(arguments[0][1])
+        self.parcels.append(unpacked(arguments[0]))
+        self.after()
+        future = Future[Any]()
+        future.set_exception(BrokenExecutor("lost"))
+        return future
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("beside.py").write_text("EVERY = 2\n")
+    Path("mine.py").write_text(OWN)
+    return tmp_path
+
+
+def test_a_run_that_is_played_again_has_the_same_code(home: Path) -> None:
+    executor = Keeping(lambda: Path("beside.py").write_text("EVERY = 3\n"))
+    with pytest.raises(DeltaflError, match="was lost several times"):
+        played(home / "out", executor, "mine.py:Alternate")
+    sent = [{str(name): name.of for name in parcel.files} for parcel in executor.parcels]
+    assert len(sent) == 4 and all(each == sent[0] for each in sent)
+    assert sent[0][str(home / "beside.py")] == b"EVERY = 2\n"
+
+
+def test_links_and_what_no_python_file_is_beside_the_named_one(home: Path) -> None:
+    Path("there").mkdir()
+    for name in ("mine.py", "beside.py"):
+        Path(name).rename(Path("there", name))
+    Path("mine.py").symlink_to("there/mine.py")
+    Path("there/.#mine.py").symlink_to("somebody@host.123:456")  # as Emacs locks what it edits
+    Path("there/old.py").mkdir()
+    executor = Keeping()
+    with pytest.raises(DeltaflError, match="was lost several times"):
+        played(home / "out", executor, "mine.py:Alternate")
+    parcel = executor.parcels[0]
+    assert {str(name) for name in parcel.files} == {
+        str(home / "there" / "mine.py"),
+        str(home / "there" / "beside.py"),
+    }
+    assert parcel.links == {home / "mine.py": home / "there" / "mine.py"}
+
+
+@dataclass(frozen=True)
+class Wide(deltafl.Sampler):
+    """With an option, so that labels differ with one class."""
+
+    power: float = 1.0
+
+    def init(self, population: Any) -> Any:
+        return ()
+
+    def open(self, state: Any, available_m: Any, n: int, rng: Any, oracle: Any = None) -> Any:
+        return deltafl.draw_cohort(np.ones(len(available_m)), n, "pivotal", rng, available_m)
+
+    def update(self, state: Any, cohort: Any, reports: Any) -> Any:
+        return state
+
+
+def test_data_of_a_task_are_packed_once_for_all_runs(tmp_path: Path) -> None:
+    task = registry.make_task("digits", seed=0)
+    executor = Keeping()
+    with pytest.raises(DeltaflError, match="was lost several times"):
+        deltafl.compare(
+            task,
+            ["full", "uniform"],
+            out=tmp_path / "out",
+            executor=executor,
+            **{**SETTINGS, "seeds": 3},
+        )
+    first = executor.shared[0]
+    assert len(first) > task.dataset.train_x.nbytes
+    assert all(each is first for each in executor.shared)
+    of_first = executor.parcels[0].job.settings.task
+    assert isinstance(of_first, Named) and of_first.of.data == task.data
+
+
+def test_names_with_one_object_stay_apart() -> None:
+    packer = Packer()
+    names = [Named("Wide", Wide), Named("Wide(power=2)", Wide), Named("Wide", Wide)]
+    found = unpacked(packer.packed(names))
+    assert found == names and [name.of for name in found] == [Wide] * 3
+
+
+def test_the_device_is_that_of_the_workers(tmp_path: Path) -> None:
+    executor = Keeping()
+    with pytest.raises(DeltaflError, match="was lost several times"):
+        played(tmp_path / "out", executor, device="cuda:7", precision="tf32")
+    assert executor.parcels[0].job.settings.device == "cuda:7"
+
+
+@pytest.mark.thorough
+def test_an_error_of_own_code_names_the_file_that_is_here(home: Path) -> None:
+    Path("mine.py").write_text(OWN.replace("return state", "raise KeyError('oops')"))
+    with Threads() as threads, pytest.raises(JobError, match="oops") as caught:
+        played(home / "out", threads, "mine.py:Alternate")
+    assert str(home / "mine.py") in {file for file, _ in caught.value.failure.places}
+
+
 @pytest.mark.parametrize(
     ("executor", "words"),
     [
@@ -165,7 +305,7 @@ def test_errors_of_a_run_and_other_versions_are_told_once(
         played(tmp_path / "out", threads)
     assert len(calls) == 1
     monkeypatch.setattr(elsewhere, "__version__", "0.0.1")
-    found = elsewhere.played(b"", "9.9", "")
+    found = elsewhere.played((b"", b""), "9.9", "")
     assert "a worker has deltafl 0.0.1, and this machine 9.9" in str(found)
 
 
@@ -230,11 +370,18 @@ def test_workers_of_different_data_are_refused(tmp_path: Path) -> None:
     played(out, None, processes=1)
     place = out / "runs" / "uniform-seed0"
     files = {file.relative_to(place): file.read_bytes() for file in place.iterdir()}
-    player._data[0] = "another"
-    with player, pytest.raises(DeltaflError, match="different data for seed 0"):
+    (place / "of-mine").mkdir()
+    (place / "of-mine" / "notes.txt").write_text("mine")
+    player.expect({0: "another"})
+    with player, pytest.raises(DeltaflError, match="other data for seed 0"):
         player._take(files, place, 0)
     # What was there stays.
     assert (place / "rounds.jsonl").exists() and len([*place.parent.iterdir()]) == 1
+    player._data.clear()
+    player._take(files, place, 0)
+    assert {file: (place / file).read_bytes() for file in files} == files
+    assert (place / "of-mine" / "notes.txt").read_text() == "mine"
+    assert len([*place.parent.iterdir()]) == 1
 
 
 def test_what_is_no_executor_or_names_none_is_one_sentence(tmp_path: Path) -> None:

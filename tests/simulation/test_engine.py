@@ -340,7 +340,7 @@ def test_models_of_a_script_are_sent_and_what_cannot_be_is_named() -> None:
         assert engine.evaluate(engine.initial_params()).loss > 0
         lock = threading.Lock()
         engine = Engine(make_task(lambda: (lock, softmax_net())[1]), WORK, 0, workers)
-        with pytest.raises(DeltaflError, match=r"cannot be sent to other processes .*lock"):
+        with pytest.raises(DeltaflError, match=r"cannot be sent to other processes: .*lock"):
             engine.evaluate(engine.initial_params())
 
 

@@ -97,8 +97,22 @@ def run_comparison(
         if executor is not None:
             workers = Elsewhere(executor)
         with workers as pool:
-            # What is played elsewhere is checked here.
-            if pool is None or executor is not None:
+            if executor is not None:
+                # Checked here, whether or not this machine has the device of those elsewhere.
+                anywhere = {"device": "auto", "precision": "float32"}
+                with side_by_side(1):
+                    data = check(
+                        settings.model_copy(update=anywhere),
+                        out,
+                        before and before.model_copy(update=anywhere),
+                    )
+                known = {
+                    job.settings.seed: place.environment()["data_crc32"]
+                    for job, (place, run) in zip(jobs, places_of(out, jobs), strict=True)
+                    if place.is_finished(run.rounds or 0)
+                }
+                pool.expect({**known, settings.seeds[0]: data["data_crc32"]})
+            elif pool is None:
                 data = check(settings, out, before)
             else:
                 checking = pool.submit(check, settings, out, before)

@@ -11,26 +11,28 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from .. import __version__
+from ..calls import Named
 from ..errors import DeltaflError, explained, in_one_line
-from ..store.files import below, make_folder, read_bytes, write_atomically
-from ..store.own_python import allow, allowed, files_named
+from ..store.files import below, make_folder, read_bytes, remove, write_atomically
+from ..store.own_python import allow, allowed, names_in
 from ..tasks.registry import added_tasks, register
 from .directory import RunDirectory, locked
-from .processes import LostRun, as_sent, one_thread, packed
+from .processes import JobError, LostRun, Packed, Packer, as_sent, one_thread, unpacked
 from .record import Job
-from .sweep import ORPHAN_SECONDS, Player
+from .sweep import ORPHAN_SECONDS, Player, require_simulator
 from .world import tables_of
 
 _POLL_SECONDS = 0.1
-_PARCEL = "parcel"
+_PARCEL = ("parcel", "shared")
 _ENDED = "ended"
 
 
@@ -42,7 +44,9 @@ class Parcel(NamedTuple):
     current: Path  #: the folder that names are relative to
     tasks: list[Any]
     allowed: frozenset[Path] | None
-    files: Mapping[Path, bytes]  #: by absolute path, those of an unfinished run included
+    begun: Mapping[Path, bytes]  #: the files of an unfinished run, by absolute path
+    files: Sequence[Named]  #: what the settings name: absolute paths with contents
+    links: Mapping[Path, Path]  #: from where the settings name a file to where it is
 
 
 class Elsewhere(Executor):
@@ -60,6 +64,9 @@ class Elsewhere(Executor):
                 "such as client.get_executor() of Dask, or an executor of submitit"
             )
         self._executor = executor
+        self._packer = Packer()
+        #: Read once: what is edited from now on must not make runs differ.
+        self._content = cache(partial(read_bytes, users=True))
         self._playing: dict[Future[None], tuple[Any, Player, Job]] = {}
         self._data: dict[int, str] = {}  #: seed -> the checksum of its data, one for all workers
         self._changing = threading.Lock()
@@ -70,7 +77,9 @@ class Elsewhere(Executor):
         self._is_over.set()
         with self._changing:
             for theirs, *_ in self._playing.values():
-                theirs.cancel()
+                # It need not have that, and may not reach its scheduler: why this ends says more.
+                with suppress(Exception):
+                    theirs.cancel()
 
     def submit(  # type: ignore[override] # runs are all that it plays
         self,
@@ -83,15 +92,58 @@ class Elsewhere(Executor):
             raise DeltaflError(
                 "memory_path is a folder of one machine; leave it out with an executor"
             )
-        parcel = packed(_parcel(player, job))
+        parcel = self._packer.packed(self._parcel(player, job))
         # Dask takes two calls with the same arguments for one; a lost run is to be played again.
         cure = "; the same call with another executor goes on from the finished runs"
         with explained("the executor takes no runs", cure=cure):
             theirs = self._executor.submit(played, parcel, __version__, secrets.token_hex(8))
+        for name in ("done", "result"):
+            if not callable(getattr(theirs, name, None)):
+                raise DeltaflError(
+                    f"submit of the executor returned a {type(theirs).__name__}, which has no "
+                    f"{name}; it must return a future, such as a concurrent.futures.Future"
+                )
         ours = Future[None]()
         with self._changing:
             self._playing[ours] = theirs, player, job
         return ours
+
+    def expect(self, data: Mapping[int, str]) -> None:
+        """Refuse runs with other data than these, by seed and checksum."""
+        self._data.update(data)
+
+    def _parcel(self, player: Player, job: Job) -> Parcel:
+        settings = job.settings.model_dump()
+        place = player.place(job).absolute()
+        here = Path.cwd()
+        codes = {here / name: (here / name).resolve() for name in names_in(settings)}
+        # An editor may have links to nothing beside them.
+        named = {
+            file
+            for code in codes.values()
+            for file in code.parent.glob("*.py")
+            if file.is_file() and os.access(file, os.R_OK)
+        }
+        table = here / str(job.settings.task)
+        if table.suffix and table.is_file():
+            named.add(table)
+        named.update(here / file for file in tables_of(job.settings))
+        data_dir = job.settings.data_dir
+        if data_dir is not None and not data_dir.startswith("~"):
+            job = job._replace(
+                settings=job.settings.model_copy(update={"data_dir": str(here / data_dir)})
+            )
+        return Parcel(
+            player._replace(folder=player.folder.absolute()),
+            job,
+            here,
+            # Not the others: they may be of modules that no worker has.
+            [spec for name, spec in added_tasks().items() if name == job.settings.task],
+            allowed(),
+            {file: read_bytes(file) for file in _files(place)},
+            [Named(str(file.absolute()), self._content(file)) for file in sorted(named)],
+            {name: code for name, code in codes.items() if code in named and name != code},
+        )
 
     def _watch(self) -> None:
         # Futures of submitit have no callbacks.
@@ -141,38 +193,16 @@ class Elsewhere(Executor):
         if now != (known := self._data.setdefault(seed, now)):
             fresh.delete()
             raise DeltaflError(
-                f"two workers have different data for seed {seed} (checksums {known} and {now}): "
-                "bring the same files to all"
+                f"a worker has other data for seed {seed} than this machine or another worker "
+                f"(checksums {now} and {known}): bring the same files to all"
             )
         with locked(place, ORPHAN_SECONDS):
             RunDirectory(place).delete()
+            _move_rest(place, fresh.path)
             fresh.path.replace(place)
 
 
-def _parcel(player: Player, job: Job) -> Parcel:
-    settings = job.settings.model_dump()
-    place = player.place(job).absolute()
-    here = Path.cwd()
-    named = {file for code in files_named(settings) for file in code.parent.glob("*.py")}
-    table = here / str(job.settings.task)
-    if table.suffix and table.is_file():
-        named.add(table)
-    named.update(here / file for file in tables_of(job.settings))
-    return Parcel(
-        player._replace(folder=player.folder.absolute()),
-        job,
-        here,
-        # Not the others: they may be of modules that no worker has.
-        [spec for name, spec in added_tasks().items() if name == job.settings.task],
-        allowed(),
-        {
-            **{file.absolute(): read_bytes(file, users=True) for file in named},
-            **{file: read_bytes(file) for file in _files(place)},
-        },
-    )
-
-
-def played(parcel: bytes, version: str, attempt: str) -> Any:
+def played(parcel: Packed, version: str, attempt: str) -> Any:
     """On a worker: play a parcel's run in a process of its own.
 
     Returns the files of its folder by relative path, or the error that it ended with. ``attempt``
@@ -182,7 +212,8 @@ def played(parcel: bytes, version: str, attempt: str) -> Any:
         return DeltaflError(f"a worker has deltafl {__version__}, and this machine {version}")
     with TemporaryDirectory(prefix="deltafl-") as name:
         folder = Path(name)
-        write_atomically(folder / _PARCEL, parcel, private=True)
+        for file, part in zip(_PARCEL, parcel, strict=True):
+            write_atomically(folder / file, part, private=True)
         # Not in this process: Dask plays several jobs in threads of one, and a run has a current
         # folder and threads of its own. It ends when its input does, with this process.
         with subprocess.Popen(
@@ -197,15 +228,23 @@ def played(parcel: bytes, version: str, attempt: str) -> Any:
 
 
 def _play(folder: Path) -> Any:
+    require_simulator()
     cure = "; install there what it is of, or name it as FILE.py:NAME, whose file is sent along"
     with explained("a worker does not know the task or the sampler", cure=cure):
-        parcel: Parcel = pickle.loads(read_bytes(folder / _PARCEL))  # noqa: S301 - of the executor
+        content, shared = (read_bytes(folder / file) for file in _PARCEL)
+        parcel: Parcel = unpacked((content, shared))
     there = partial(_within, folder)
-    for file, content in parcel.files.items():
+    files = {Path(name): name.of for name in parcel.files}
+    for file, content in {**files, **parcel.begun}.items():
         make_folder(there(file).parent)
         write_atomically(there(file), content, private=True)
     make_folder(there(parcel.current))
     os.chdir(there(parcel.current))
+    for link, file in parcel.links.items():
+        # A name may lead there without a link, as ``folder/../mine.py`` does.
+        if not there(link).exists():
+            make_folder(there(link).parent)
+            there(link).symlink_to(there(file))
     if parcel.allowed is not None:
         allow(frozenset(map(there, parcel.allowed)))
     for spec in parcel.tasks:
@@ -216,6 +255,20 @@ def _play(folder: Path) -> Any:
     return {file.relative_to(place): read_bytes(file) for file in _files(place)}
 
 
+def _move_rest(old: Path, new: Path) -> None:
+    """Keep what others have put into a run's folder, such as notes or an exported model."""
+    for file in [*_files(old)]:
+        kept = new / file.relative_to(old)
+        if kept.exists():
+            remove(file)  # a worker had it, too
+        else:
+            make_folder(kept.parent)
+            file.replace(kept)
+    for folder in sorted([old, *old.rglob("*")], reverse=True):
+        with suppress(OSError):  # it is not there, or holds what is no file
+            folder.rmdir()
+
+
 def _files(place: Path) -> Iterator[Path]:
     return (file for file in sorted(place.rglob("*")) if file.is_file())
 
@@ -223,6 +276,14 @@ def _files(place: Path) -> Iterator[Path]:
 def _within(folder: Path, path: Path) -> Path:
     """An absolute path as one below a folder."""
     return folder / path.relative_to(path.anchor)
+
+
+def _without(folder: Path, name: str) -> str:
+    """A file by its place on the machine of the user."""
+    path = Path(name)
+    if path.is_relative_to(folder):
+        return str(Path(path.anchor, path.relative_to(folder)))
+    return name
 
 
 def _end_with_input() -> None:
@@ -237,6 +298,10 @@ def _main(folder: Path) -> None:
         found = _play(folder)
     except Exception as error:
         found = as_sent(error)
+        if isinstance(found, JobError):
+            # By them it is told whether the user's own code has failed.
+            places = [(_without(folder, file), line) for file, line in found.failure.places]
+            found = JobError(found.failure._replace(places=places))
     # It is there whole or not at all.
     write_atomically(folder / _ENDED, pickle.dumps(found))
 

@@ -3,6 +3,7 @@
 They use one thread each, show their log here, and end with this one.
 """
 
+import io
 import logging.handlers
 import multiprocessing
 import os
@@ -15,12 +16,13 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from ..errors import DeltaflError, in_one_line, log, require
+from ..calls import Named
+from ..errors import DeltaflError, explained, in_one_line, log, require
 from ..store.own_python import allow, allowed
 from ..tasks.registry import added_tasks, import_tasks, register, task_modules
 
@@ -91,6 +93,7 @@ class Processes(Executor):
         messages = context.Queue()
         self._listener = logging.handlers.QueueListener(messages, _Forward())
         self._listener.start()
+        self._packer = Packer()
         tasks = packed([*added_tasks().values()])
         begin = messages, tasks, task_modules(), allowed(), start, arguments
         self._new_pool = partial(ProcessPoolExecutor, count, context, _begin, begin)
@@ -113,7 +116,7 @@ class Processes(Executor):
     ) -> Future[Any]:
         """Call a function in a process; its errors become ``DeltaflError``s and ``JobError``s."""
         # By value where a script defines it: the processes do not import the script.
-        call = packed(partial(function, *arguments, **named))
+        call = self._packer.packed(partial(function, *arguments, **named))
         with _interrupts_wait(), _without_main():
             try:
                 return self._pool.submit(_attempt, call)
@@ -156,18 +159,91 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 def packed(value: object) -> bytes:
     """A value with what a script or a notebook defines for it, which pickle would only name."""
+    return _dumped(value, lambda _: None)
+
+
+def _dumped(value: object, place_of: Callable[[object], int | None]) -> bytes:
+    """A value without the parts that have a place elsewhere."""
     require("cloudpickle", "sim")
+    content = io.BytesIO()
+    # Whatever the object's own code raises as it is packed.
+    with explained(
+        "a task or a sampler of yours cannot be sent to other processes",
+        cure="; use one process, and no executor",
+    ):
+        _pickler()(content, place_of).dump(value)
+    return content.getvalue()
+
+
+@cache
+def _pickler() -> Any:
     import cloudpickle
 
-    try:
-        content: bytes = cloudpickle.dumps(value)
-    # Whatever the object's own code raises as it is packed.
-    except Exception as error:
-        raise DeltaflError(
-            "a task or a sampler of yours cannot be sent to other processes "
-            f"({in_one_line(error)}); use one process"
-        ) from error
-    return content
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
+        def __init__(self, file: IO[bytes], place_of: Callable[[object], int | None]) -> None:
+            super().__init__(file)
+            self._place_of = place_of
+
+        def persistent_id(self, part: object) -> int | None:
+            return self._place_of(part)
+
+    return Pickler
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: IO[bytes], parts: Sequence[object]) -> None:
+        super().__init__(file)
+        self._parts = parts
+
+    def persistent_load(self, place: int) -> object:
+        return self._parts[place]
+
+
+#: A packed value, and the parts that it shares with others.
+Packed = tuple[bytes, bytes]
+#: A part by its name, if it is a ``Named``, and its number in this process.
+_Part = tuple[str, int]
+
+
+class Packer:
+    """Packs values of which many have the same parts; these are packed once.
+
+    They are functions, classes and what settings name, for instance a task with all its data, of
+    which every run would have a copy.
+    """
+
+    def __init__(self) -> None:
+        #: With the parts themselves: while they are here no others get their numbers.
+        self._known: dict[tuple[_Part, ...], tuple[list[object], bytes]] = {}
+
+    def packed(self, value: object) -> Packed:
+        """A value for ``unpacked``."""
+        parts: list[object] = []
+        place_of: dict[_Part, int] = {}
+
+        def shared(part: object) -> int | None:
+            if not isinstance(part, Named | types.FunctionType | type):
+                return None
+            # Settings have copies of a name with one object.
+            known = (str(part), id(part.of)) if isinstance(part, Named) else ("", id(part))
+            if known not in place_of:
+                place_of[known] = len(parts)
+                parts.append(part)
+            return place_of[known]
+
+        content = _dumped(value, shared)
+        # In one piece: functions of one script share its variables.
+        key = tuple(place_of)
+        if key not in self._known:
+            self._known[key] = parts, packed(parts)
+        return content, self._known[key][1]
+
+
+def unpacked(packed: Packed) -> Any:
+    """What a ``Packer`` has packed."""
+    content, shared = packed
+    parts = pickle.loads(shared)  # noqa: S301 - this process's parent has packed it
+    return _Unpickler(io.BytesIO(content), parts).load()
 
 
 @contextmanager
@@ -221,9 +297,9 @@ def result(future: Future[Any]) -> Any:
         ) from None
 
 
-def _attempt(call: bytes) -> Any:
+def _attempt(call: Packed) -> Any:
     try:
-        return pickle.loads(call)()  # noqa: S301 - this process's parent has packed it
+        return unpacked(call)()
     except Exception as error:
         raise as_sent(error) from None
 

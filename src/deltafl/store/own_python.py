@@ -57,6 +57,11 @@ def allow(files: frozenset[Path] | None) -> None:
 
 def files_named(given: Any) -> frozenset[Path]:
     """The Python files that texts of the user's name, in whatever lists and tables they are."""
+    return frozenset(Path(name).resolve() for name in names_in(given))
+
+
+def names_in(given: Any) -> frozenset[str]:
+    """The names of these files, as they are written."""
     match given:
         case str() | PurePath():
             text = str(given)
@@ -64,11 +69,11 @@ def files_named(given: Any) -> frozenset[Path]:
             starts = [0, *(found.end() for found in re.finditer(r"[@+(,=]", text))]
             ends = [found.end() for found in re.finditer(r"\.py", text)]
             names = (text[start:end].strip() for end in ends for start in starts if start < end)
-            return frozenset(Path(name).resolve() for name in names)
+            return frozenset(names)
         case Mapping():
-            return files_named([*given.keys(), *given.values()])
+            return names_in([*given.keys(), *given.values()])
         case list() | tuple() | set() | frozenset():
-            return frozenset[Path]().union(*map(files_named, given))
+            return frozenset[str]().union(*map(names_in, given))
     return frozenset()
 
 
