@@ -18,7 +18,8 @@ import pytest
 
 import deltafl
 from deltafl.calls import Named
-from deltafl.errors import DeltaflError
+from deltafl.cli.main import app, run_app
+from deltafl.errors import DeltaflError, MissingExtraError
 from deltafl.simulation import elsewhere
 from deltafl.simulation.executors import named_executor
 from deltafl.simulation.processes import JobError, Packer, unpacked
@@ -242,6 +243,27 @@ def test_the_device_is_that_of_the_workers(tmp_path: Path) -> None:
     with pytest.raises(DeltaflError, match="was lost several times"):
         played(tmp_path / "out", executor, device="cuda:7", precision="tf32")
     assert executor.parcels[0].job.settings.device == "cuda:7"
+
+
+def test_an_empty_executor_is_not_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may come from a variable that nobody has set."""
+    out = tmp_path / "out"
+    words = ["compare", "--task", "digits", "--samplers", "uniform", "--seeds", "1"]
+    with pytest.raises(SystemExit) as end:
+        run_app(app, [*words, "--rounds", "1", "--out", str(out), "--executor", ""])
+    assert end.value.code == 2 and "unknown executor ''" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_worker_without_torch_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise MissingExtraError("torch", "sim")
+
+    monkeypatch.setattr(elsewhere, "require_simulator", missing)
+    with pytest.raises(DeltaflError, match="on a worker this needs the package 'torch'"):
+        elsewhere._play(tmp_path)
 
 
 @pytest.mark.thorough

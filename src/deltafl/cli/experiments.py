@@ -96,7 +96,7 @@ def compare(
     settings, folder = o.begun(CompareSettings, ctx)
     count = count_processes(processes, settings.device)
     explained = _explained("compare", folder, settings.task, settings.samplers)
-    playing = named_executor(executor, folder) if executor else nullcontext()
+    playing = nullcontext() if executor is None else named_executor(executor, folder)
     with (
         playing as workers,
         _tracked(track, folder) as on_round,

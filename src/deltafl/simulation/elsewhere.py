@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from .. import __version__
 from ..calls import Named
-from ..errors import DeltaflError, explained, in_one_line
+from ..errors import DeltaflError, MissingExtraError, explained, in_one_line
 from ..store.files import below, make_folder, read_bytes, remove, write_atomically
 from ..store.own_python import allow, allowed, names_in
 from ..tasks.registry import added_tasks, register
@@ -228,7 +228,10 @@ def played(parcel: Packed, version: str, attempt: str) -> Any:
 
 
 def _play(folder: Path) -> Any:
-    require_simulator()
+    try:
+        require_simulator()
+    except MissingExtraError as error:
+        raise DeltaflError(f"on a worker {error}") from None
     cure = "; install there what it is of, or name it as FILE.py:NAME, whose file is sent along"
     with explained("a worker does not know the task or the sampler", cure=cure):
         content, shared = (read_bytes(folder / file) for file in _PARCEL)
@@ -296,6 +299,9 @@ def _main(folder: Path) -> None:
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         found = _play(folder)
+    except KeyboardInterrupt:
+        # Ctrl-C reaches all processes of a terminal; the user's own has it from there, too.
+        os._exit(1)
     except Exception as error:
         found = as_sent(error)
         if isinstance(found, JobError):
