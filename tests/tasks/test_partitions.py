@@ -17,7 +17,15 @@ from deltafl.simulation.settings import CompareSettings, make_settings
 from deltafl.store.own_python import forget_edited
 from deltafl.streams import stream
 from deltafl.tasks import PARTITIONS, Dataset, make_partition
-from deltafl.tasks.partitions import hsu2019, natural, quantity, shards, split, yurochkin2019
+from deltafl.tasks.partitions import (
+    hsu2019,
+    natural,
+    quantity,
+    shards,
+    split,
+    with_least,
+    yurochkin2019,
+)
 from deltafl.types import IntArray
 
 
@@ -258,6 +266,24 @@ def test_many_empty_clients_are_filled_with_the_same_bits(
         for deal in (yurochkin2019, slow_yurochkin2019)
     )
     assert all(map(np.array_equal, found, slow))
+
+
+class Counted(np.ndarray[Any, np.dtype[np.int64]]):
+    """Rows that know how often all of them were listed."""
+
+    lists = 0
+
+    def tolist(self) -> Any:
+        type(self).lists += 1
+        return super().tolist()
+
+
+def test_who_gives_to_many_has_its_rows_listed_once() -> None:
+    Counted.lists = 0
+    clients = [np.arange(1000).view(Counted), *[np.zeros(0, np.int64)] * 200]
+    filled = with_least(clients, 1, stream(0, "partition"))
+    assert [len(rows) for rows in filled] == [800, *[1] * 200]
+    assert Counted.lists == 1
 
 
 @given(

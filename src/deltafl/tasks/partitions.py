@@ -153,8 +153,10 @@ def with_least(
         while len(own) < least:
             # Sizes are negative, as a heap has the smallest first.
             size, giver = heap[0]
-            kept = left.setdefault(giver, clients[giver].tolist())
-            own.append(kept.pop(int(rng.integers(-size))))
+            # Once: it may give to thousands, and a list of its rows takes as long as it has rows.
+            if giver not in left:
+                left[giver] = clients[giver].tolist()
+            own.append(left[giver].pop(int(rng.integers(-size))))
             heapq.heapreplace(heap, (size + 1, giver))
         left[client] = sorted(own)
     for client, rows in left.items():
