@@ -1,5 +1,6 @@
 """Clustered sampling: urns by hand and by a slow twin, exact expectations, what it refuses."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from deltafl.samplers.base import State
 from deltafl.samplers.urns import (
     ClusteredBySimilarity,
     ClusteredBySize,
+    Urn,
     urns_by_cluster,
     urns_by_size,
 )
@@ -27,11 +29,16 @@ from tools.samplers import SIX, cohort_of, counts, mean_counts
 from tools.variance import estimate_variance
 
 
+def in_rows(urns: list[Urn], m: int) -> FloatArray:
+    """The urns as rows with a share for each of m clients."""
+    return np.array([np.bincount(urn.client_k, urn.share_k, m) for urn in urns])
+
+
 def test_urns_by_size_by_hand() -> None:
     """Weights .06 .10 .14 .20 .20 .30 and n = 3: masses, by size, .90 .60 .60 .42 .30 .18 laid
     over three urns.
     """
-    urn_nm = urns_by_size(SIX.weight_m, 3)
+    urn_nm = in_rows(urns_by_size(SIX.weight_m, 3), 6)
     expected_nm = [[0, 0, 0, 0.1, 0, 0.9], [0, 0, 0, 0.5, 0.5, 0], [0.18, 0.30, 0.42, 0, 0.1, 0]]
     np.testing.assert_allclose(urn_nm, expected_nm, atol=1e-12)
 
@@ -46,7 +53,8 @@ def test_urns_by_size_against_the_slow_twin(sizes: list[int], n: int) -> None:
     order = np.argsort(-size_m, kind="stable")
     row_nt = np.repeat(order, n * size_m[order]).reshape(n, -1)
     expected_nm = [np.bincount(token_t, minlength=len(sizes)) / len(token_t) for token_t in row_nt]
-    np.testing.assert_allclose(urns_by_size(size_m / size_m.sum(), n), expected_nm, atol=1e-9)
+    urn_nm = in_rows(urns_by_size(size_m / size_m.sum(), n), len(sizes))
+    np.testing.assert_allclose(urn_nm, expected_nm, atol=1e-9)
 
 
 def tree_of(*rows: list[float]) -> IntArray:
@@ -148,7 +156,7 @@ def test_clustered_sampling_is_exact_a_plain_mean_and_no_worse_than_md(
     assert mse < md
     # The estimate for draws with replacement is conservative by the variance between the urns'
     # means.
-    urn_nm = sampler.urns(state, SIX.weight_m, np.ones(6, dtype=np.bool_), n)
+    urn_nm = in_rows(sampler.urns(state, SIX.weight_m, np.ones(6, dtype=np.bool_), n), 6)
     between = float(np.sum((urn_nm @ update_md - mean_d) ** 2)) / (n * (n - 1))
     assert estimated == pytest.approx(mse + between)
 
@@ -187,6 +195,23 @@ def test_who_compares_all_pairs_says_how_many_clients_it_can_do(label: str) -> N
     with pytest.raises(DeltaflError, match=match):
         make_plan(label, [10] * (most + 1), n=20)
     assert make_plan(label, [10] * most, n=20).population.num_clients == most
+
+
+def test_urns_by_size_of_many_clients_take_no_row_of_all_for_each() -> None:
+    """200,000 clients in 1000 urns: as rows of all clients they would take 1.6 GB."""
+    weight_m = np.random.default_rng(0).lognormal(0, 3, 200_000)
+    tracemalloc.start()
+    try:
+        urns = urns_by_size(weight_m, 1000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * len(weight_m)
+    mass_m = np.zeros(len(weight_m))
+    for urn in urns:
+        mass_m[urn.client_k] += urn.share_k
+    np.testing.assert_allclose(mass_m, 1000 * weight_m / weight_m.sum(), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose([urn.share_k.sum() for urn in urns], 1, rtol=1e-9)
 
 
 def test_clients_beyond_the_limit_cannot_join() -> None:

@@ -39,31 +39,49 @@ class TreeState(NamedTuple):
         return np.array_equal(merged, np.arange(len(merged)))
 
 
-def _lay(mass_k: FloatArray, begin_n: FloatArray, end_n: FloatArray) -> FloatArray:
-    """How much of each client falls between ``begin`` and ``end`` of each gap, float64 (n, k)."""
+class Urn(NamedTuple):
+    """Whom an urn holds, in increasing order, and each one's probability; the sum is 1."""
+
+    client_k: IntArray
+    share_k: FloatArray
+
+
+def _lay(mass_k: FloatArray, begin_n: FloatArray, end_n: FloatArray) -> list[Urn]:
+    """Lay the clients end to end: who lies between ``begin`` and ``end`` of each gap, and how much
+    of each.
+    """
     edge_k = np.concatenate([[0.0], np.cumsum(mass_k)])
     if len(end_n) and edge_k[-1] > 0:
         edge_k *= end_n[-1] / edge_k[-1]  # cumsum rounds
-    first_nk = np.maximum(edge_k[:-1], begin_n[:, None])
-    last_nk = np.minimum(edge_k[1:], end_n[:, None])
-    shared_nk = last_nk - first_nk
-    return np.where(shared_nk > _SLIVER, shared_nk, 0.0)
+    gaps = []
+    for begin, end in zip(begin_n, end_n, strict=True):
+        # They follow on one another: a row of all clients for each gap would fill the memory.
+        first = int(np.searchsorted(edge_k[1:], begin, side="right"))
+        last = int(np.searchsorted(edge_k[:-1], end, side="left"))
+        shared_k = np.minimum(edge_k[first + 1 : last + 1], end)
+        shared_k -= np.maximum(edge_k[first:last], begin)
+        there_k = np.flatnonzero(shared_k > _SLIVER)
+        gaps.append(Urn(first + there_k, shared_k[there_k]))
+    return gaps
 
 
-def urns_by_size(weight_k: FloatArray, n: int) -> FloatArray:
-    """The urns of algorithm 1, r, float64 (n, k): rows sum to 1, columns to n w_i / sum w.
+def urns_by_size(weight_k: FloatArray, n: int) -> list[Urn]:
+    """The urns of algorithm 1: shares r_ki sum to 1 in each, and to n w_i / sum w for each client.
 
     Example:
-        >>> urns_by_size(np.array([0.75, 0.25]), 2).tolist()
-        [[1.0, 0.0], [0.5, 0.5]]
+        >>> [urn.share_k.tolist() for urn in urns_by_size(np.array([0.75, 0.25]), 2)]
+        [[1.0], [0.5, 0.5]]
     """
     order = np.argsort(-weight_k, kind="stable")
-    urn_nk = np.empty((n, len(weight_k)))
     mass_k = n * weight_k[order] / weight_k.sum()
     # Urn k is the gap from k to k + 1.
     begin_n = np.arange(n, dtype=np.float64)
-    urn_nk[:, order] = _lay(mass_k, begin_n, begin_n + 1)
-    return urn_nk
+    urns = []
+    for place_k, share_k in _lay(mass_k, begin_n, begin_n + 1):
+        client_k = order[place_k]
+        rising_k = np.argsort(client_k)
+        urns.append(Urn(client_k[rising_k], share_k[rising_k]))
+    return urns
 
 
 def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatArray:
@@ -97,7 +115,12 @@ def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatAr
     filler = filler[np.argsort(rank_k, kind="stable")]
     gap_n = np.maximum(1 - urn_nm.sum(axis=1), 0.0)
     end_n = np.cumsum(gap_n)
-    urn_nm[:, filler] += _lay(rest_m[filler], end_n - gap_n, end_n)
+    for urn_m, (place_k, share_k) in zip(
+        urn_nm,
+        _lay(rest_m[filler], end_n - gap_n, end_n),
+        strict=True,
+    ):
+        urn_m[filler[place_k]] += share_k
     return np.concatenate([own_nm, urn_nm])
 
 
@@ -136,17 +159,16 @@ class ClusteredBySize(Sampler):
                 "clustered sampling draws by weight, and those available have weight 0; use "
                 "'uniform'"
             )
-        urn_nm = self.urns(state, weight_m, available_m, size)
+        expected_m = np.zeros(len(weight_m))
         drawn = []
-        for urn_m in urn_nm:
+        for client_k, share_k in self.urns(state, weight_m, available_m, size):
             # Only members: what rounding leaves of 1 goes to the last client of a multinomial draw,
             # who might not be one. By ``draw_cohort``, so that ``exact.every_cohort`` can enumerate
             # the draws.
-            member = np.flatnonzero(urn_m)
-            draw = draw_cohort(urn_m[member], 1, "multinomial", rng)
-            drawn.append(member[draw.client_n])
+            draw = draw_cohort(share_k, 1, "multinomial", rng)
+            drawn.append(client_k[draw.client_n])
+            expected_m[client_k] += share_k
         client_n, count_n = np.unique(np.concatenate(drawn), return_counts=True)
-        expected_m = urn_nm.sum(axis=0)
         return Cohort(client_n, count_n, expected_m[client_n], "replacement")
 
     def urns(
@@ -155,11 +177,11 @@ class ClusteredBySize(Sampler):
         weight_m: FloatArray,
         available_m: BoolArray,
         n: int,
-    ) -> FloatArray:
-        """The urns, float64 (n, m); unavailable clients have weight 0."""
-        urn_nm = np.zeros((n, len(weight_m)))
-        urn_nm[:, available_m] = urns_by_size(weight_m[available_m], n)
-        return urn_nm
+    ) -> list[Urn]:
+        """The n urns; unavailable clients have weight 0."""
+        present = np.flatnonzero(available_m)
+        urns = urns_by_size(weight_m[present], n)
+        return [urn._replace(client_k=present[urn.client_k]) for urn in urns]
 
 
 @dataclass(frozen=True)
@@ -198,8 +220,10 @@ class ClusteredBySimilarity(ClusteredBySize):
         weight_m: FloatArray,
         available_m: BoolArray,
         n: int,
-    ) -> FloatArray:
-        return urns_by_cluster(weight_m, n, state.merge_k2)
+    ) -> list[Urn]:
+        urn_nm = urns_by_cluster(weight_m, n, state.merge_k2)
+        members = [np.flatnonzero(urn_m) for urn_m in urn_nm]
+        return [Urn(member, urn_m[member]) for member, urn_m in zip(members, urn_nm, strict=True)]
 
     def update(self, state: TreeState, cohort: Cohort, reports: Reports) -> TreeState:
         client_n, reports = replied(cohort, reports)
