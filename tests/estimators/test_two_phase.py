@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conftest import Recorder, make_problem, mean_estimate, play
 from deltafl import DeltaflError, Plan, close_round, init_round, make_plan, open_round, stream
 from deltafl.estimators.learned_coefficient import ScaledState
+from deltafl.estimators.regression import RegressionControl
 from deltafl.estimators.two_bits import KEPT, code_length, decode, encode, norms, scaled
 from deltafl.estimators.two_phase import (
     LastResiduals,
@@ -23,7 +24,7 @@ from deltafl.estimators.two_phase import (
 from deltafl.federation.clients import resize_state
 from deltafl.server.clipping import RADIUS
 from deltafl.server.optimizers import Sgd
-from deltafl.types import FloatArray, Population
+from deltafl.types import FloatArray, IntArray, Population
 
 
 def hadamard() -> FloatArray:
@@ -301,6 +302,26 @@ def test_newcomers_leave_what_is_known_of_the_others() -> None:
     np.testing.assert_allclose(
         value.total_d, larger.population.weight_m @ value.control_nd, atol=1e-12
     )
+
+
+def test_no_newcomer_costs_a_pass_over_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_rows = []
+    reader = RegressionControl.reader
+
+    def counted(self: RegressionControl, state: Any, client_n: IntArray) -> Any:
+        read_rows.append(len(state.aux_mq))
+        return reader(self, state, client_n)
+
+    def plan_of(m: int) -> Plan:
+        plan = make_plan(LABEL, [2] * m, 3)
+        assert plan.census is not None
+        rng = np.random.default_rng(m)
+        return plan.with_census([plan.census.answer(rng.normal(size=3)) for _ in range(m)])
+
+    state = init_round(plan_of(40), np.zeros(3))
+    monkeypatch.setattr(RegressionControl, "reader", counted)
+    resize_state(plan_of(100), state)
+    assert len(read_rows) >= 60 and sum(read_rows) < 300
 
 
 def test_an_enormous_update_is_forgotten_without_a_trace() -> None:

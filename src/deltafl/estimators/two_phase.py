@@ -365,9 +365,15 @@ class TwoPhase(InStretches):
         client: int,
         code_c: FloatArray,
     ) -> FloatArray:
+        # As if it were alone: the regression has a mean of all clients, too, which would read all
+        # of them for every newcomer.
+        alone = state.regression.control._replace(
+            aux_mq=state.regression.control.aux_mq[[client]],
+            weight_m=np.ones(1),
+        )
         guess_d = self.regression.value(
-            state.regression,
-            np.array([client]),
+            state.regression._replace(control=alone),
+            np.zeros(1, np.int64),
         ).control_nd[0]
         sent_d = decode(code_c[None], len(guess_d))[0]
         return encode(sent_d - guess_d)
