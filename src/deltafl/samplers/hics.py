@@ -8,7 +8,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..types import FloatArray, IntArray, Rng
 from .base import NewFirst, NewFirstState, RunFacts, draw_successively
-from .ward import MOST_CLIENTS, angles, ward
+from .ward import angles, ward
 
 #: The paper's temperature over its learning rate, 0.0025 / 0.001: updates grow with the rate.
 _TEMPERATURE_PER_RATE = 2.5
@@ -32,7 +32,7 @@ class HicsFL(NewFirst):
     From the authors' code: Ward's method takes the rows of the distance matrix as points, and a
     zero update has the angle 0 to all. Ours: places not taken by new clients are filled from the
     others; clients that never replied come last. Needs a model that ends in the bias of a linear
-    output layer, SciPy, and O(m^3) time a round: at most 20,000 clients.
+    output layer, SciPy, and O(m^3) time a round: at most 5,000 clients.
 
     Attributes:
         classes: Number of classes C >= 2, the last entries of an update; None for the task's, or 10
@@ -53,7 +53,8 @@ class HicsFL(NewFirst):
     gamma: float = 4.0
     rounds: int | None = None
 
-    most_clients = MOST_CLIENTS
+    # A round takes a minute, and half a gigabyte.
+    most_clients = 5000
     ranges: ClassVar = {
         "temperature": "(0, inf)",
         "entropy_weight": "[0, inf)",
