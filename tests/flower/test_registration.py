@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -255,6 +256,37 @@ def test_a_node_that_failed_is_asked_again_after_30_seconds(
     assert len(queries(grid)) == 4
     assert 30 <= clock.now < 33
     assert strategy.history[0].num_selected == 2
+
+
+class CountedId(int):
+    """A node's id that counts how often two were compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedId.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = int.__hash__
+
+
+def test_nodes_that_failed_are_not_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 of them would keep the server busy for minutes."""
+    clock = Clock(monkeypatch)
+    grid: Any = FakeGrid(ClientApp(), {})
+    ids = [CountedId(node_id) for node_id in range(1000)]
+    monkeypatch.setattr(grid, "get_nodes", lambda: [SimpleNamespace(node_id=i) for i in ids])
+    directory = DeltaStrategy("uniform", n=2).directory
+    directory.refresh(grid)
+    clock.now = 121.0  # nobody has answered
+    directory.refresh(grid)
+    clock.now = 152.0
+    asked: list[Message] = []
+    monkeypatch.setattr(grid, "push_messages", asked.extend)
+    CountedId.compared = 0
+    directory.refresh(grid)
+    assert len(asked) == 1
+    assert CountedId.compared < 10 * len(ids)
 
 
 def test_the_first_round_waits_until_nodes_have_settled(monkeypatch: pytest.MonkeyPatch) -> None:

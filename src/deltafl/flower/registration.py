@@ -82,10 +82,10 @@ class Directory:
             for node_id in nodes.keys() - self._registered.keys() - self._queries.keys()
             if node_id not in self._failed or self._failed[node_id][0] <= now
         )
-        again = [node_id for node_id in new if node_id in self._failed]
         if not self._registered:
             # Their app fails them all: one that is asked again speaks for the others.
-            new = [node_id for node_id in new if node_id not in again[1:]]
+            again = [node_id for node_id in new if node_id in self._failed]
+            new = sorted(set(new).difference(again[1:]))
         if new:
             asked = ConfigRecord(self.rules.registration)
             wanted = RecordDict({RECORD: asked})
