@@ -1,6 +1,7 @@
 """Files of values over time: who is available, what a client costs."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import deltafl as dl
 from deltafl import DeltaflError, Population
+from deltafl.simulation import traces
 from deltafl.simulation.conditions import costs_of, find_availability
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -30,7 +32,7 @@ def test_values_hold_until_the_next_one_and_the_file_begins_anew(tmp_path: Path)
     assert trace.second_t.tolist() == [0, 7200, 21600]
     assert trace.length == 21600 + 7200  # one step, the least of 2 and 4 hours, after the last
     for hour, north in [(0, 120), (1.9, 120), (2, 120), (6, 310), (7.9, 310), (8, 120), (14, 310)]:
-        values_m = trace.value_tm[trace.row(3600 * hour)]
+        values_m = trace.value_m(trace.row(3600 * hour))
         assert values_m.tolist() == [north, 80, north, 80]
 
 
@@ -46,7 +48,7 @@ def test_costs_are_means_over_time(tmp_path: Path) -> None:
     text = written(tmp_path, "second,client,value\n" + "\n".join(rows))
     trace = read_trace(Columns(text), POPULATION)
     # By brute force, one second after the other.
-    every = [trace.value_tm[trace.row(float(second))] for second in range(int(trace.length))]
+    every = [trace.value_m(trace.row(float(second))) for second in range(int(trace.length))]
     np.testing.assert_allclose(trace.mean_m(), np.mean(every, axis=0))
     assert costs_of(None, POPULATION) is None
     # A name as others, not one that is missing.
@@ -71,6 +73,44 @@ def test_availability_by_values(tmp_path: Path) -> None:
         mask_m, after = present(0, clock)
         assert mask_m is not None
         assert (mask_m.tolist(), after) == (there, waited)
+
+
+def test_clients_that_all_have_times_of_their_own_fit_into_memory(tmp_path: Path) -> None:
+    """3000 come and go once: each time with a value of each client would take 144 MB."""
+    m = 3000
+    rng = np.random.default_rng(0)
+    time_m2 = rng.permutation(2 * m).reshape(m, 2)
+    rows = [f"{come},{client},1\n{go},{client},0" for client, (come, go) in enumerate(time_m2)]
+    text = written(tmp_path, "second,client,value\n" + "\n".join(rows))
+    population = Population.from_sizes([1] * m)
+    tracemalloc.start()
+    try:
+        present = find_availability(text).begin(population, 0)
+        masks = {second: present(0, float(second))[0] for second in rng.integers(2 * m, size=20)}
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2e7
+    come_m, go_m = time_m2.T
+    for second, there_m in masks.items():
+        within_m = (np.minimum(come_m, go_m) <= second) & (second < np.maximum(come_m, go_m))
+        np.testing.assert_array_equal(there_m, within_m == (come_m < go_m))
+
+
+def test_means_of_long_files_are_those_of_short_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(1)
+    rows = [
+        f"{second},{client},{rng.integers(1, 99)}"
+        for client in range(4)
+        for second in rng.choice(50, client + 1, replace=False)
+    ]
+    text = written(tmp_path, "second,client,value\n" + "\n".join(rows))
+    trace = read_trace(Columns(text), POPULATION)
+    expected_m = trace.mean_m()
+    monkeypatch.setattr(traces, "_DENSE", 0)
+    np.testing.assert_allclose(trace.mean_m(), expected_m, rtol=1e-12)
 
 
 @pytest.mark.parametrize("pace", [0.05, 0.37, 3.3])
@@ -111,6 +151,7 @@ def test_somebody_is_there_whatever_the_last_bits_of_the_clock(
         ("hour,region,value\n0,north,inf\n", "a number from 0"),
         ("hour,region,value\n0,north,1\n", "no value for region 'south'"),
         ("hour,region,value\n0,north,1\n0,north,2\n0,south,1\n", "row 2 has a second value"),
+        ("hour,region,value\n0,west,1\n", "no value for region 'north'"),
         ("hour,client,value\n0,0,1\n0,4,1\n", "row 2 is of client '4'"),
         ("hour,client,value\n0,north,1\n", "numbers from 0 to 3"),
         ("hour,region,value\n0,north,0\n0,south,2\n", "costs 0 at some time"),

@@ -230,25 +230,24 @@ class Trace(Availability):
 
     def _by_values(self, columns: Columns, population: Population) -> Presence:
         trace = read_trace(columns, population)
-        if not np.isin(trace.value_tm, (0, 1)).all() or not trace.value_tm.any():
+        if not np.isin(trace.value_k, (0, 1)).all() or not trace.value_k.any():
             raise DeltaflError(
                 f"{self.path}: a value must be 1 for who is there and 0 for who is not, and "
                 "somebody must be there once"
             )
-        there_tm = trace.value_tm > 0
-        some = np.flatnonzero(there_tm.any(axis=1))
+        some = trace.some()
 
         def at(round: int, clock: float) -> tuple[BoolArray, float]:
-            row = trace.row(clock)
-            if not there_tm[row].any():
+            there_m = trace.value_m(trace.row(clock)) > 0
+            if not there_m.any():
                 # The next time at which somebody is there, in this turn or in the one after it.
                 turn = clock - clock % trace.length
                 starts = np.concatenate([trace.second_t[some], trace.length + trace.second_t[some]])
                 place = int(np.argmax(starts > clock - turn))
                 clock = float(starts[place]) + turn
                 # Not looked up by the clock, which may be a last bit before that start.
-                row = int(some[place % len(some)])
-            return there_tm[row], clock
+                there_m = trace.value_m(int(some[place % len(some)])) > 0
+            return there_m, clock
 
         return at
 
@@ -357,7 +356,7 @@ def costs_of(path: str | None, population: Population) -> Timeline | None:
     if not path.endswith(".csv"):
         raise DeltaflError(f"client_costs is {path!r:.60}; write a file, FILE.csv, with {FORM}")
     timeline = read_trace(Columns(path), population)
-    least_m = timeline.value_tm.min(axis=0)
+    least_m = timeline.least_m()
     if not (least_m > 0).all():
         raise DeltaflError(
             f"{path}: client {int(least_m.argmin())} costs 0 at some time; costs must be above 0"

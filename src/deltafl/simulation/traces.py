@@ -32,26 +32,83 @@ VALUE = "value"
 _MOST = 1e15
 #: What an error says that a file must have.
 FORM = "the columns hour or second, client or region, and value"
+#: So many values, one for each time and client, are summed as a product, which has other last bits:
+#: by the costs that it gives, states know their clients.
+_DENSE = 2**25
 
 
 class Timeline(NamedTuple):
-    """Values of all clients over one turn of a file."""
+    """Values of all clients over one turn of a file, as its rows have them: each time with a value
+    of each client could be more than fits into memory.
+    """
 
-    second_t: FloatArray  #: from when on, in increasing order
-    value_tm: FloatArray
+    second_t: FloatArray  #: from when on some value holds, in increasing order
     length: float  #: seconds of a turn
+    #: the values, those of one client or region after the other, each's in order of time
+    value_k: FloatArray
+    time_k: IntArray  #: the place of a value's time
+    first_h: IntArray  #: where the values of each client or region begin
+    owner_m: IntArray  #: whose values a client has
 
     def row(self, clock: float) -> int:
-        """The place of the values that hold at a moment of the virtual clock."""
+        """The place of the time from which on the values at a moment of the virtual clock hold."""
         # Before the first time the last values hold: -1 is their place.
         return int(np.searchsorted(self.second_t, clock % self.length, side="right")) - 1
 
+    def value_m(self, row: int) -> FloatArray:
+        """The values that hold from a time on, float64 (m,)."""
+        place = row % len(self.second_t)
+        begun_h = np.add.reduceat((self.time_k <= place).astype(np.int64), self.first_h)
+        # Before its first time each has its last value.
+        last_h = np.where(begun_h > 0, self.first_h + begun_h, self._end_h()) - 1
+        return np.asarray(self.value_k[last_h][self.owner_m])
+
+    def least_m(self) -> FloatArray:
+        """The least of each client's values, float64 (m,)."""
+        return np.asarray(np.minimum.reduceat(self.value_k, self.first_h)[self.owner_m])
+
+    def some(self) -> IntArray:
+        """The places of the times from which on somebody has a value above 0."""
+        last_h = self._end_h() - 1
+        until_k = np.append(self.time_k[1:], 0)
+        until_k[last_h] = len(self.second_t)
+        here_k = self.value_k > 0
+        come_t = np.bincount(self.time_k[here_k], minlength=len(self.second_t) + 1)
+        gone_t = np.bincount(until_k[here_k], minlength=len(self.second_t) + 1)
+        # The last value of each holds from the beginning to its first time, too.
+        here_h = here_k[last_h]
+        gone_t += np.bincount(
+            self.time_k[self.first_h[here_h]],
+            minlength=len(gone_t),
+        )
+        come_t[0] += np.count_nonzero(here_h)
+        return np.flatnonzero(np.cumsum(come_t - gone_t)[:-1] > 0)
+
     def mean_m(self) -> FloatArray:
         """The mean of each client's values over a turn, float64 (m,)."""
-        # The last value holds into the next turn.
-        end_t = np.append(self.second_t[1:], self.length + self.second_t[0])
-        total_m = (end_t - self.second_t) @ self.value_tm
-        return np.asarray(total_m / self.length)
+        if len(self.second_t) * len(self.owner_m) <= _DENSE:
+            # The last value holds into the next turn.
+            end_t = np.append(self.second_t[1:], self.length + self.second_t[0])
+            total_m = (end_t - self.second_t) @ self._value_th()[:, self.owner_m]
+            return np.asarray(total_m / self.length)
+        second_k = self.second_t[self.time_k]
+        until_k = np.append(second_k[1:], 0.0)
+        until_k[self._end_h() - 1] = self.length + second_k[self.first_h]
+        total_h = np.add.reduceat((until_k - second_k) * self.value_k, self.first_h)
+        return np.asarray(total_h[self.owner_m] / self.length)
+
+    def _end_h(self) -> IntArray:
+        return np.append(self.first_h[1:], len(self.value_k))
+
+    def _value_th(self) -> FloatArray:
+        """The values that hold from each time on."""
+        value_th = np.empty((len(self.second_t), len(self.first_h)))
+        for h, (first, end) in enumerate(zip(self.first_h, self._end_h(), strict=True)):
+            own = slice(first, end)
+            # -1, the last one, before the first.
+            place_t = np.searchsorted(self.time_k[own], np.arange(len(value_th)), "right") - 1
+            value_th[:, h] = self.value_k[own][place_t]
+        return value_th
 
 
 class Columns:
@@ -134,9 +191,12 @@ def read_trace(columns: Columns, population: Population) -> Timeline:
     names, code_m = _owners(path, owner, population)
     of_k = columns.texts[owner]
     second_t, time_k = np.unique(second_k, return_inverse=True)
-    value_th = np.full((len(second_t), len(names)), np.nan)
     place = {name: index for index, name in enumerate(names)}
-    for row, (name, time, value) in enumerate(zip(of_k, time_k, value_k, strict=True), start=1):
+    rows: dict[tuple[int, int], float] = {}
+    for row, (name, time, value) in enumerate(
+        zip(of_k, time_k.tolist(), value_k.tolist(), strict=True),
+        start=1,
+    ):
         index = place.get(name)
         if index is None:
             # A file may be of more regions than there are clients of.
@@ -146,17 +206,31 @@ def read_trace(columns: Columns, population: Population) -> Timeline:
                 f"{path}: row {row} is of client {printable(name, limit=60)!r}; clients are "
                 f"numbers from 0 to {len(names) - 1}"
             )
-        if not np.isnan(value_th[time, index]):
+        if (index, time) in rows:
             raise DeltaflError(
                 f"{path}: row {row} has a second value of {owner} "
                 f"{printable(name, limit=60)!r} for one time; keep one"
             )
-        value_th[time, index] = value
-    _hold(path, owner, names, value_th)
+        rows[index, time] = value
+    ordered = sorted(rows)
+    owner_k, kept_k = np.array(ordered, np.int64).reshape(-1, 2).T
+    count_h = np.bincount(owner_k, minlength=len(names))
+    if not count_h.all():
+        raise DeltaflError(
+            f"{path} has no value for {owner} {printable(names[count_h.argmin()], limit=60)!r}; "
+            "give it one row at least"
+        )
     step = 1.0
     if len(second_t) > 1:
         step = float(np.diff(second_t).min())
-    return Timeline(second_t, value_th[:, code_m], float(second_t[-1]) + step)
+    return Timeline(
+        second_t,
+        float(second_t[-1]) + step,
+        value_k=np.array([rows[both] for both in ordered]),
+        time_k=kept_k,
+        first_h=np.cumsum(count_h) - count_h,
+        owner_m=code_m,
+    )
 
 
 def _owners(path: str, owner: str, population: Population) -> tuple[list[str], IntArray]:
@@ -170,17 +244,3 @@ def _owners(path: str, owner: str, population: Population) -> tuple[list[str], I
             "COLUMN with a table, or use the column client"
         )
     return list(population.strata.names), population.strata.code_m
-
-
-def _hold(path: str, owner: str, names: list[str], value_th: FloatArray) -> None:
-    """Let each value hold until the next one, and the last ones until the first."""
-    for name, value_t in zip(names, value_th.T, strict=True):
-        known = np.flatnonzero(~np.isnan(value_t))
-        if len(known) == 0:
-            raise DeltaflError(
-                f"{path} has no value for {owner} {printable(name, limit=60)!r}; give it one row "
-                "at least"
-            )
-        # -1, the last one, before the first.
-        place_t = np.searchsorted(known, np.arange(len(value_t)), "right") - 1
-        value_t[:] = value_t[known[place_t]]

@@ -79,8 +79,7 @@ class World:
         """
         if self._costs is None or self.seconds_m is None:
             return None
-        value_m: FloatArray = self._costs.value_tm[self._costs.row(clock)]
-        return value_m
+        return self._costs.value_m(self._costs.row(clock))
 
     def wait(self, round: int, client_n: IntArray, more_bytes: int = 0) -> Waited:
         """Who of the cohort replies before the server closes the round.
