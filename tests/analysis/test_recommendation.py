@@ -54,6 +54,8 @@ def test_the_known_answers() -> None:
     assert recommend(labels=True, census=False).label == "balanced"
     assert recommend(census=False).label == "innovation@local-pivotal"
     assert "4 GB" in recommend(census=False, clients=1000, parameters=10**6).cost
+    # 129 numbers of 8 bytes, and 11 for each of 3907 blocks.
+    assert "(345 GB)" in recommend(clients=10**6, parameters=10**6).cost
     assert any("available" in sentence for sentence in recommend(reachable=False).caveats)
     only = recommend(reachable=False, unequal_sizes=False)
     assert only.label == "clustered-sampling-2" and only.why.endswith(

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from ..errors import DeltaflError, is_in
 from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
+from ..estimators.two_bits import code_length
 from ..samplers.base import Sampler
 from ..samplers.label import make_sampler, parse_label, uses_aux
 from ..server.first_round import FirstRound
@@ -344,7 +345,12 @@ def _cost(method: str, clients: int | None, parameters: int | None) -> str:
         if control.uses_first_updates:
             known += " and its first update in 2.75 bits a parameter"
             models *= 2
-            kept = "those, fewer than 20 numbers a client"
+            size = ""
+            if clients is not None and parameters is not None:
+                # Eight bytes a number.
+                numbers = sampler.census.size + 1 + code_length(parameters)
+                size = f" ({8e-9 * clients * numbers:.3g} GB)"
+            kept = f"those{size}, fewer than 20 numbers a client"
         known = f"sizes, and from each client's answer after one round of training {known}"
         kept += f" and {models} models"
     elif uses_labels:
