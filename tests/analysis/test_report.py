@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from deltafl.analysis import Run, summarise
-from deltafl.analysis.bands import client_values, selections_by_size
+from deltafl.analysis.bands import client_values, named_clients, selections_by_size
 from deltafl.analysis.look import ON_DARK, looks
 from deltafl.analysis.report import Part, write_report
 from deltafl.analysis.statistics import fairness_of, worst_tenth
@@ -170,6 +170,41 @@ def test_of_many_clients_the_worst_have_a_place(tmp_path: Path) -> None:
     assert len(named(page)) == 101
     assert named(page)[1][0] == "client 249"
     assert "The first 100 of 250" in page
+
+
+def test_means_of_clients_are_formed_together() -> None:
+    """As by hand, and not with dozens of calls for each client, of whom there may be 100,000."""
+    rng = np.random.default_rng(0)
+    runs = [
+        make_run(
+            "uniform",
+            seed,
+            3,
+            client_names=[f"client {client}" for client in rng.permutation(200)],
+            value_km=np.where(rng.random((1, 200)) < 0.5, np.nan, rng.random((1, 200))),
+            draws_m=rng.integers(9, size=200),
+        )
+        for seed in range(3)
+    ]
+    calls = 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    found = named_clients(runs)
+    sys.setprofile(None)
+    assert calls < 400
+    assert len(found) == 200
+    for name, (size, draws, value) in found.items():
+        places = [list(run.client_names).index(name) for run in runs]
+        values = [run.client_value_m[at] for run, at in zip(runs, places, strict=True)]
+        known = [each for each in values if np.isfinite(each)]
+        assert np.isnan(size)
+        assert draws == np.mean([run.draws_m[at] for run, at in zip(runs, places, strict=True)])
+        expected = np.mean(known) if known else np.nan
+        assert value == pytest.approx(expected, nan_ok=True)
 
 
 def test_missing_bokeh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
