@@ -9,7 +9,6 @@ import pytest
 
 import deltafl as dl
 from deltafl import DeltaflError, Population
-from deltafl.simulation import traces
 from deltafl.simulation.conditions import costs_of, find_availability
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -97,20 +96,34 @@ def test_clients_that_all_have_times_of_their_own_fit_into_memory(tmp_path: Path
         np.testing.assert_array_equal(there_m, within_m == (come_m < go_m))
 
 
-def test_means_of_long_files_are_those_of_short_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(1)
+@pytest.mark.parametrize("seed", range(8))
+def test_values_are_those_of_a_table_of_all_times(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    m = POPULATION.num_clients
+    given_mt = np.full((m, 50), np.nan)
+    for client in range(m):
+        second_k = rng.choice(50, client + 1, replace=False)
+        given_mt[client, second_k] = rng.integers(0, 3, size=client + 1)
     rows = [
-        f"{second},{client},{rng.integers(1, 99)}"
-        for client in range(4)
-        for second in rng.choice(50, client + 1, replace=False)
+        f"{second},{client},{given_mt[client, second]}"
+        for client, second in rng.permutation(np.argwhere(~np.isnan(given_mt)))
     ]
     text = written(tmp_path, "second,client,value\n" + "\n".join(rows))
     trace = read_trace(Columns(text), POPULATION)
-    expected_m = trace.mean_m()
-    monkeypatch.setattr(traces, "_DENSE", 0)
-    np.testing.assert_allclose(trace.mean_m(), expected_m, rtol=1e-12)
+    # Second by second: each value holds until the client's next one, the last one in the next turn.
+    length = round(trace.length)
+    held_mt = np.empty((m, length))
+    for client in range(m):
+        for second in range(length):
+            before = [(second - back) % length for back in range(length)]
+            held = next(at for at in before if at < 50 and not np.isnan(given_mt[client, at]))
+            held_mt[client, second] = given_mt[client, held]
+    for second in range(length):
+        np.testing.assert_array_equal(trace.value_m(trace.row(second)), held_mt[:, second])
+    np.testing.assert_allclose(trace.mean_m(), held_mt.mean(axis=1), rtol=1e-12)
+    np.testing.assert_array_equal(trace.least_m(), held_mt.min(axis=1))
+    somebody = held_mt[:, trace.second_t.astype(int)].any(axis=0)
+    np.testing.assert_array_equal(trace.some(), np.flatnonzero(somebody))
 
 
 @pytest.mark.parametrize("pace", [0.05, 0.37, 3.3])

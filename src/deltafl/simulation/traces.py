@@ -32,9 +32,6 @@ VALUE = "value"
 _MOST = 1e15
 #: What an error says that a file must have.
 FORM = "the columns hour or second, client or region, and value"
-#: So many values, one for each time and client, are summed as a product, which has other last bits:
-#: by the costs that it gives, states know their clients.
-_DENSE = 2**25
 
 
 class Timeline(NamedTuple):
@@ -44,10 +41,10 @@ class Timeline(NamedTuple):
 
     second_t: FloatArray  #: from when on some value holds, in increasing order
     length: float  #: seconds of a turn
-    #: the values, those of one client or region after the other, each's in order of time
+    #: the values, those of one client or region after the other; each has one from time 0 on
     value_k: FloatArray
-    time_k: IntArray  #: the place of a value's time
-    first_h: IntArray  #: where the values of each client or region begin
+    from_k: IntArray  #: the place of the time from which on a value holds
+    until_k: IntArray  #: and that of the next value, or the number of times
     owner_m: IntArray  #: whose values a client has
 
     def row(self, clock: float) -> int:
@@ -58,57 +55,32 @@ class Timeline(NamedTuple):
     def value_m(self, row: int) -> FloatArray:
         """The values that hold from a time on, float64 (m,)."""
         place = row % len(self.second_t)
-        begun_h = np.add.reduceat((self.time_k <= place).astype(np.int64), self.first_h)
-        # Before its first time each has its last value.
-        last_h = np.where(begun_h > 0, self.first_h + begun_h, self._end_h()) - 1
-        return np.asarray(self.value_k[last_h][self.owner_m])
+        # One of each client or region.
+        value_h = self.value_k[(self.from_k <= place) & (place < self.until_k)]
+        return np.asarray(value_h[self.owner_m])
 
     def least_m(self) -> FloatArray:
         """The least of each client's values, float64 (m,)."""
-        return np.asarray(np.minimum.reduceat(self.value_k, self.first_h)[self.owner_m])
-
-    def some(self) -> IntArray:
-        """The places of the times from which on somebody has a value above 0."""
-        last_h = self._end_h() - 1
-        until_k = np.append(self.time_k[1:], 0)
-        until_k[last_h] = len(self.second_t)
-        here_k = self.value_k > 0
-        come_t = np.bincount(self.time_k[here_k], minlength=len(self.second_t) + 1)
-        gone_t = np.bincount(until_k[here_k], minlength=len(self.second_t) + 1)
-        # The last value of each holds from the beginning to its first time, too.
-        here_h = here_k[last_h]
-        gone_t += np.bincount(
-            self.time_k[self.first_h[here_h]],
-            minlength=len(gone_t),
-        )
-        come_t[0] += np.count_nonzero(here_h)
-        return np.flatnonzero(np.cumsum(come_t - gone_t)[:-1] > 0)
+        return self._of_each(np.minimum, self.value_k)
 
     def mean_m(self) -> FloatArray:
         """The mean of each client's values over a turn, float64 (m,)."""
-        if len(self.second_t) * len(self.owner_m) <= _DENSE:
-            # The last value holds into the next turn.
-            end_t = np.append(self.second_t[1:], self.length + self.second_t[0])
-            total_m = (end_t - self.second_t) @ self._value_th()[:, self.owner_m]
-            return np.asarray(total_m / self.length)
-        second_k = self.second_t[self.time_k]
-        until_k = np.append(second_k[1:], 0.0)
-        until_k[self._end_h() - 1] = self.length + second_k[self.first_h]
-        total_h = np.add.reduceat((until_k - second_k) * self.value_k, self.first_h)
-        return np.asarray(total_h[self.owner_m] / self.length)
+        # The last values hold into the next turn.
+        edge_t = np.append(self.second_t, self.length + self.second_t[0])
+        second_k = edge_t[self.until_k] - edge_t[self.from_k]
+        return self._of_each(np.add, second_k * self.value_k) / self.length
 
-    def _end_h(self) -> IntArray:
-        return np.append(self.first_h[1:], len(self.value_k))
+    def some(self) -> IntArray:
+        """The places of the times from which on somebody has a value above 0."""
+        here_k = self.value_k > 0
+        change_t = np.zeros(len(self.second_t) + 1)
+        np.add.at(change_t, self.from_k[here_k], 1)
+        np.add.at(change_t, self.until_k[here_k], -1)
+        return np.flatnonzero(np.cumsum(change_t)[:-1])
 
-    def _value_th(self) -> FloatArray:
-        """The values that hold from each time on."""
-        value_th = np.empty((len(self.second_t), len(self.first_h)))
-        for h, (first, end) in enumerate(zip(self.first_h, self._end_h(), strict=True)):
-            own = slice(first, end)
-            # -1, the last one, before the first.
-            place_t = np.searchsorted(self.time_k[own], np.arange(len(value_th)), "right") - 1
-            value_th[:, h] = self.value_k[own][place_t]
-        return value_th
+    def _of_each(self, combine: np.ufunc, number_k: FloatArray) -> FloatArray:
+        found_h = combine.reduceat(number_k, np.flatnonzero(self.from_k == 0))
+        return np.asarray(found_h[self.owner_m])
 
 
 class Columns:
@@ -213,22 +185,33 @@ def read_trace(columns: Columns, population: Population) -> Timeline:
             )
         rows[index, time] = value
     ordered = sorted(rows)
-    owner_k, kept_k = np.array(ordered, np.int64).reshape(-1, 2).T
+    owner_k, from_k = np.array(ordered, np.int64).reshape(-1, 2).T
+    kept_k = np.array([rows[both] for both in ordered])
     count_h = np.bincount(owner_k, minlength=len(names))
     if not count_h.all():
         raise DeltaflError(
             f"{path} has no value for {owner} {printable(names[count_h.argmin()], limit=60)!r}; "
             "give it one row at least"
         )
+    end_h = np.cumsum(count_h)
+    first_h = end_h - count_h
+    # The last value of a turn holds until the first one of the next.
+    late_h = from_k[first_h] > 0
+    from_k = np.insert(from_k, first_h[late_h], 0)
+    kept_k = np.insert(kept_k, first_h[late_h], kept_k[end_h[late_h] - 1])
+    until_k = np.append(from_k[1:], 0)
+    # There another client or region begins.
+    until_k[until_k == 0] = len(second_t)
     step = 1.0
     if len(second_t) > 1:
         step = float(np.diff(second_t).min())
+    length = float(second_t[-1]) + step
     return Timeline(
         second_t,
-        float(second_t[-1]) + step,
-        value_k=np.array([rows[both] for both in ordered]),
-        time_k=kept_k,
-        first_h=np.cumsum(count_h) - count_h,
+        length,
+        value_k=kept_k,
+        from_k=from_k,
+        until_k=until_k,
         owner_m=code_m,
     )
 
