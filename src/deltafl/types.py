@@ -413,7 +413,7 @@ class Reports(NamedTuple):
     squared_deviation_n: FloatArray  #: norm(u_i - mean)^2
     #: norm(u_i - c_i)^2, c_i the control variate; 0 where clients report to an oracle
     squared_residual_n: FloatArray
-    sketch_nq: FloatArray  #: ``count_sketch`` of u_i - c_i, q the sampler's ``sketch_size``
+    sketch_nq: FloatArray  #: sketch of u_i - c_i, q the sampler's ``sketch_size``
     #: the last k entries of u_i, k the sampler's ``output_bias_size``: one number per class
     output_bias_nk: FloatArray
 

@@ -193,8 +193,10 @@ def test_means_of_clients_are_formed_together() -> None:
         calls += event == "call"
 
     sys.setprofile(count)
-    found = named_clients(runs)
-    sys.setprofile(None)
+    try:
+        found = named_clients(runs)
+    finally:
+        sys.setprofile(None)
     assert calls < 400
     assert len(found) == 200
     for name, (size, draws, value) in found.items():

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -266,12 +267,33 @@ def test_a_worker_without_torch_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         elsewhere._play(tmp_path)
 
 
+def test_what_a_user_has_put_into_a_folder_of_a_run_stays_as_it_is_now(tmp_path: Path) -> None:
+    for name in ("old/notes.txt", "old/kept/model.pt", "new/notes.txt"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    elsewhere._move_rest(tmp_path / "old", tmp_path / "new")
+    assert not (tmp_path / "old").exists()
+    for name in ("notes.txt", "kept/model.pt"):
+        assert (tmp_path / "new" / name).read_text() == f"old/{name}"
+
+
 @pytest.mark.thorough
-def test_an_error_of_own_code_names_the_file_that_is_here(home: Path) -> None:
+@pytest.mark.parametrize("name", ["mine.py", "folder/../mine.py", "link.py"])
+def test_an_error_of_own_code_names_the_file_that_is_here(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Where temporary folders are behind a link, as on macOS."""
+    for folder in ("folder", "temporary"):
+        Path(folder).mkdir()
+    Path("linked").symlink_to("temporary")
+    Path("link.py").symlink_to("mine.py")
+    monkeypatch.setattr(tempfile, "tempdir", str(home / "linked"))
     Path("mine.py").write_text(OWN.replace("return state", "raise KeyError('oops')"))
     with Threads() as threads, pytest.raises(JobError, match="oops") as caught:
-        played(home / "out", threads, "mine.py:Alternate")
-    assert str(home / "mine.py") in {file for file, _ in caught.value.failure.places}
+        played(home / "out", threads, f"{name}:Alternate")
+    places = {Path(file).resolve() for file, _ in caught.value.failure.places}
+    assert home / "mine.py" in places
 
 
 @pytest.mark.parametrize(

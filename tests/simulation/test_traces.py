@@ -123,7 +123,7 @@ def test_values_are_those_of_a_table_of_all_times(tmp_path: Path, seed: int) -> 
     np.testing.assert_allclose(trace.mean_m(), held_mt.mean(axis=1), rtol=1e-12)
     np.testing.assert_array_equal(trace.least_m(), held_mt.min(axis=1))
     somebody = held_mt[:, trace.second_t.astype(int)].any(axis=0)
-    np.testing.assert_array_equal(trace.some(), np.flatnonzero(somebody))
+    np.testing.assert_array_equal(trace.times_of_any(), np.flatnonzero(somebody))
 
 
 @pytest.mark.parametrize("pace", [0.05, 0.37, 3.3])

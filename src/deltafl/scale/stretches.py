@@ -60,7 +60,8 @@ def float_type(num_params: int) -> type[np.floating[Any]]:
 
 def stretches(num_params: int, rows: float, alone: bool = False) -> list[slice]:
     """The parameters in turn, for work on so many rows, or less than one; starts are multiples of
-    256. Where each number stands ``alone``, fewer and longer ones: Python's calls take as long.
+    1024, as codes and folded sketches need. Where each number stands ``alone``, fewer and longer
+    ones: Python's calls take as long.
     """
     is_large = num_params >= LARGE
     length = TURN if alone or is_large else STRETCH

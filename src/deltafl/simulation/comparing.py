@@ -98,8 +98,8 @@ def run_comparison(
             workers = Elsewhere(executor)
         with workers as pool:
             if executor is not None:
-                # Checked here, whether or not this machine has the device of those elsewhere.
-                anywhere = {"device": "auto", "precision": "float32"}
+                # Checked here on the CPU, whatever device those elsewhere have.
+                anywhere = {"device": "cpu", "precision": "float32"}
                 with side_by_side(1):
                     data = check(
                         settings.model_copy(update=anywhere),

@@ -235,7 +235,7 @@ class Trace(Availability):
                 f"{self.path}: a value must be 1 for who is there and 0 for who is not, and "
                 "somebody must be there once"
             )
-        some = trace.some()
+        some = trace.times_of_any()
 
         def at(round: int, clock: float) -> tuple[BoolArray, float]:
             there_m = trace.value_m(trace.row(clock)) > 0

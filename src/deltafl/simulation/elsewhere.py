@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from .. import __version__
 from ..calls import Named
 from ..errors import DeltaflError, MissingExtraError, explained, in_one_line
-from ..store.files import below, make_folder, read_bytes, remove, write_atomically
+from ..store.files import below, make_folder, read_bytes, write_atomically
 from ..store.own_python import allow, allowed, names_in
 from ..tasks.registry import added_tasks, register
 from .directory import RunDirectory, locked
@@ -244,9 +244,9 @@ def _play(folder: Path) -> Any:
     make_folder(there(parcel.current))
     os.chdir(there(parcel.current))
     for link, file in parcel.links.items():
+        make_folder(there(link).parent)
         # A name may lead there without a link, as ``folder/../mine.py`` does.
         if not there(link).exists():
-            make_folder(there(link).parent)
             there(link).symlink_to(there(file))
     if parcel.allowed is not None:
         allow(frozenset(map(there, parcel.allowed)))
@@ -262,11 +262,9 @@ def _move_rest(old: Path, new: Path) -> None:
     """Keep what others have put into a run's folder, such as notes or an exported model."""
     for file in [*_files(old)]:
         kept = new / file.relative_to(old)
-        if kept.exists():
-            remove(file)  # a worker had it, too
-        else:
-            make_folder(kept.parent)
-            file.replace(kept)
+        make_folder(kept.parent)
+        # A worker had it, too, but not what was written into it since.
+        file.replace(kept)
     for folder in sorted([old, *old.rglob("*")], reverse=True):
         with suppress(OSError):  # it is not there, or holds what is no file
             folder.rmdir()
@@ -281,8 +279,8 @@ def _within(folder: Path, path: Path) -> Path:
     return folder / path.relative_to(path.anchor)
 
 
-def _without(folder: Path, name: str) -> str:
-    """A file by its place on the machine of the user."""
+def _outside(folder: Path, name: str) -> str:
+    """The path on the user's machine of a file below the folder; others as they are."""
     path = Path(name)
     if path.is_relative_to(folder):
         return str(Path(path.anchor, path.relative_to(folder)))
@@ -306,11 +304,12 @@ def _main(folder: Path) -> None:
         found = as_sent(error)
         if isinstance(found, JobError):
             # By them it is told whether the user's own code has failed.
-            places = [(_without(folder, file), line) for file, line in found.failure.places]
+            places = [(_outside(folder, file), line) for file, line in found.failure.places]
             found = JobError(found.failure._replace(places=places))
     # It is there whole or not at all.
     write_atomically(folder / _ENDED, pickle.dumps(found))
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+    # Without links, as modules know their files.
+    _main(Path(sys.argv[1]).resolve())

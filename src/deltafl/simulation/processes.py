@@ -199,6 +199,8 @@ class _Unpickler(pickle.Unpickler):
         return self._parts[place]
 
 
+#: What several values may share.
+_SHARED = (Named, types.FunctionType, type)
 #: A packed value, and the parts that it shares with others.
 Packed = tuple[bytes, bytes]
 #: A part by its name, if it is a ``Named``, and its number in this process.
@@ -206,10 +208,10 @@ _Part = tuple[str, int]
 
 
 class Packer:
-    """Packs values of which many have the same parts; these are packed once.
+    """Packs values of which many have the same parts; each set of parts is packed once.
 
     They are functions, classes and what settings name, for instance a task with all its data, of
-    which every run would have a copy.
+    which every run would have a copy. What is no such part is copied with the value.
     """
 
     def __init__(self) -> None:
@@ -222,7 +224,7 @@ class Packer:
         place_of: dict[_Part, int] = {}
 
         def shared(part: object) -> int | None:
-            if not isinstance(part, Named | types.FunctionType | type):
+            if not isinstance(part, _SHARED):
                 return None
             # Settings have copies of a name with one object.
             known = (str(part), id(part.of)) if isinstance(part, Named) else ("", id(part))

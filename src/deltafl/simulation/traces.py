@@ -70,8 +70,8 @@ class Timeline(NamedTuple):
         second_k = edge_t[self.until_k] - edge_t[self.from_k]
         return self._of_each(np.add, second_k * self.value_k) / self.length
 
-    def some(self) -> IntArray:
-        """The places of the times from which on somebody has a value above 0."""
+    def times_of_any(self) -> IntArray:
+        """The places of the times from which on some client has a value above 0."""
         here_k = self.value_k > 0
         change_t = np.zeros(len(self.second_t) + 1)
         np.add.at(change_t, self.from_k[here_k], 1)
@@ -164,29 +164,26 @@ def read_trace(columns: Columns, population: Population) -> Timeline:
     of_k = columns.texts[owner]
     second_t, time_k = np.unique(second_k, return_inverse=True)
     place = {name: index for index, name in enumerate(names)}
-    rows: dict[tuple[int, int], float] = {}
-    for row, (name, time, value) in enumerate(
-        zip(of_k, time_k.tolist(), value_k.tolist(), strict=True),
-        start=1,
-    ):
-        index = place.get(name)
-        if index is None:
-            # A file may be of more regions than there are clients of.
-            if owner == "region":
-                continue
-            raise DeltaflError(
-                f"{path}: row {row} is of client {printable(name, limit=60)!r}; clients are "
-                f"numbers from 0 to {len(names) - 1}"
-            )
-        if (index, time) in rows:
-            raise DeltaflError(
-                f"{path}: row {row} has a second value of {owner} "
-                f"{printable(name, limit=60)!r} for one time; keep one"
-            )
-        rows[index, time] = value
-    ordered = sorted(rows)
-    owner_k, from_k = np.array(ordered, np.int64).reshape(-1, 2).T
-    kept_k = np.array([rows[both] for both in ordered])
+    index_k = np.array([place.get(name, -1) for name in of_k])
+    # A file may be of more regions than there are clients of.
+    if owner == "client" and index_k.min() < 0:
+        row = int(index_k.argmin())
+        raise DeltaflError(
+            f"{path}: row {row + 1} is of client {printable(of_k[row], limit=60)!r}; clients are "
+            f"numbers from 0 to {len(names) - 1}"
+        )
+    row_k = np.flatnonzero(index_k >= 0)
+    row_k = row_k[np.lexsort((time_k[row_k], index_k[row_k]))]
+    owner_k = index_k[row_k]
+    from_k = time_k[row_k]
+    kept_k = value_k[row_k]
+    is_second_k = (np.diff(owner_k) == 0) & (np.diff(from_k) == 0)
+    if is_second_k.any():
+        row = int(row_k[1:][is_second_k].min())
+        raise DeltaflError(
+            f"{path}: row {row + 1} has a second value of {owner} "
+            f"{printable(of_k[row], limit=60)!r} for one time; keep one"
+        )
     count_h = np.bincount(owner_k, minlength=len(names))
     if not count_h.all():
         raise DeltaflError(

@@ -61,7 +61,7 @@ def files_named(given: Any) -> frozenset[Path]:
 
 
 def names_in(given: Any) -> frozenset[str]:
-    """The names of these files, as they are written."""
+    """The names of Python files in texts, lists and tables of the user's, as they are written."""
     match given:
         case str() | PurePath():
             text = str(given)

@@ -479,8 +479,8 @@ def _require_classes(task: Task, shape: tuple[int, ...], y: Tensor) -> None:
         who = "accuracy, which is taken wherever num_classes is above 0,"
         cure += f"; {_OTHER_TARGETS}"
     raise DeltaflError(
-        f"the model's output for {size} examples has shape {shape} in "
-        f"evaluation; {who} needs {' or '.join(map(str, needed))}{cure}"
+        f"the model's output for {size} examples has shape {shape} in evaluation; "
+        f"{who} needs {' or '.join(map(str, needed))}{cure}"
     )
 
 
@@ -527,11 +527,13 @@ def _check_state(task: Task, original: Module, x: Tensor, y: Tensor) -> None:
 
 
 def _who_needs(model: Module, other: Module, x: Tensor) -> str | None:
-    """In what two models answer differently; None where they do not, or where one alone does."""
+    """Which use shows that two models differ; None if none does, or if one already differs from
+    itself.
+    """
     from .draws import seeded
     from .modules import spare_single_values, torch
 
-    for who, training in (("evaluations", False), ("later rounds", True)):
+    for use, training in (("evaluations", False), ("later rounds", True)):
         found = []
         for each in (model, model, other):
             tried = copied(each).train(training)
@@ -542,7 +544,7 @@ def _who_needs(model: Module, other: Module, x: Tensor) -> str | None:
         rounding = 1e-7 * float(first.abs().max())
         is_same = torch.allclose(then, first, rtol=0, atol=rounding)
         if torch.equal(first, again) and torch.isfinite(then).all() and not is_same:
-            return who
+            return use
     return None
 
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 from batch_tools import assert_near, drift_of, noise_of
@@ -437,6 +438,40 @@ def norm_first(channels: int = 4) -> nn.Sequential:
 
 def behind_frozen_layers() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(4, 6, 1).requires_grad_(False), nn.ReLU(), *norm_first(6))
+
+
+class CalledNorm(nn.Module):
+    """Calls its norm by a function, or by name, of the examples or behind a convolution."""
+
+    def __init__(self, call: Callable[..., Tensor], is_first: bool = True) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 4)
+        self.conv = nn.Conv2d(4, 4, 3)
+        self.head = nn.Linear(64, 3)
+        self.call = call
+        self.is_first = is_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_first:
+            x = self.conv(self.call(self.norm, x))
+        else:
+            x = self.call(self.norm, self.conv(x))
+        return torch.as_tensor(self.head(x.flatten(1)))
+
+
+CALLS: list[Callable[..., Tensor]] = [
+    lambda norm, x: norm(input=x),
+    lambda norm, x: functional.group_norm(x, 2, norm.weight, norm.bias),
+    lambda norm, x: functional.group_norm(input=x, num_groups=2, weight=norm.weight),
+    lambda norm, x: torch.group_norm(x, 2, norm.weight, norm.bias),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_norms_of_examples_are_found_however_they_are_called(call: Callable[..., Tensor]) -> None:
+    x = torch.zeros(3, 4, 6, 6)
+    assert choose_forward(model := CalledNorm(call), x) is model
+    assert choose_forward(model := CalledNorm(call, is_first=False), x) is not model
 
 
 @pytest.mark.parametrize("make", [norm_first, behind_frozen_layers])

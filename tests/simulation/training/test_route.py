@@ -231,6 +231,25 @@ def test_each_of_several_processes_has_its_own_gpu(
         assert kept.device == f"cuda:{number}"
 
 
+def test_a_run_goes_on_with_the_gpu_of_its_process_whatever_the_note_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A note of a second GPU, and then a machine with one of another product."""
+    keep_route(Route("batched", "cuda:1", hardware="cuda:1 (X)"), tmp_path)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)
+    for product, warnings in (("X", 0), ("Y", 1)):
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda device, product=product: product)
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="deltafl"):
+            kept = kept_route(tmp_path, "cuda")
+        assert kept is not None
+        assert kept.device == "cuda:0"
+        assert len(caplog.records) == warnings
+    with pytest.raises(DeltaflError, match="1 GPUs"):
+        kept_route(tmp_path, "cuda:1")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_cuda_is_an_error_and_auto_is_the_cpu(tmp_path: Path) -> None:
     given = {**TINY, "rounds": 2}

@@ -14,12 +14,13 @@ What makes it faster on one core (``benchmarks/local_training.py`` measures it):
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from ...model_parts import copied
 from ...tasks.losses import Loss
@@ -246,25 +247,38 @@ def _corrupts_memory(model: nn.Module) -> bool:
     )
 
 
-def _normalises_data(model: nn.Module, x: Tensor) -> bool:
-    """Whether a GroupNorm is trained on what has no gradient: the examples, or what frozen layers
-    make of them.
+class _GroupNorms(TorchFunctionMode):
+    """Notes whether a group norm is trained on what has no gradient: the examples, or what frozen
+    layers make of them.
 
     With channels last, torch 2.13.0 then writes to the gradient that nobody asked for, and the
     process dies.
     """
-    if not any(isinstance(part, nn.GroupNorm) for part in model.modules()):
-        return False
-    found = []
 
-    def look(part: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-        if isinstance(part, nn.GroupNorm) and isinstance(output, Tensor):
-            found.append(output.requires_grad and not inputs[0].requires_grad)
+    of_data: bool = False
 
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function."""
+        output = func(*args, **(kwargs or {}))
+        if func in (functional.group_norm, torch.group_norm):
+            data = args[0] if args else (kwargs or {})["input"]
+            self.of_data |= bool(output.requires_grad and not data.requires_grad)
+        return output
+
+
+def _normalises_data(model: nn.Module, x: Tensor) -> bool:
+    """Whether ``_GroupNorms`` finds one."""
+    norms = _GroupNorms()
     # What does not run on such examples is found by ``_runs``.
-    with register_module_forward_hook(look), suppress(RuntimeError):
+    with norms, suppress(RuntimeError):
         model(_like(x))
-    return any(found)
+    return norms.of_data
 
 
 def _like(x: Tensor) -> Tensor:

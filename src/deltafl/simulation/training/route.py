@@ -256,17 +256,20 @@ def kept_route(folder: Path, device: str = "cpu") -> Route | None:
     noted = noted_route(folder)
     if noted is None:
         return None
-    found = device_name(find_device(noted.device))
-    if noted.hardware != found:
+    name = noted.device
+    # The note is that of one process, and others have GPUs of their own.
+    if name != "cpu" and device in ("cuda", "auto"):
+        name = "cuda"
+    here = find_device(name)
+    found = device_name(here)
+    # Of a machine with several equal GPUs any will do.
+    if noted.hardware.partition(" ")[2] != found.partition(" ")[2]:
         log.warning(
             "this run started on %s and continues on %s: last bits will differ",
             noted.hardware,
             found,
         )
-    # The note is that of one process, and others have GPUs of their own.
-    if noted.device != "cpu" and device in ("cuda", "auto"):
-        return noted._replace(device=str(find_device(device)))
-    return noted
+    return noted._replace(device=str(here))
 
 
 def keep_route(route: Route, folder: Path) -> None:
@@ -290,7 +293,7 @@ def find_device(name: str) -> torch.device:
         number = int(known["number"])
     elif known is not None and count > 0:
         number = 0
-        # A question that would start CUDA in a process that only looks.
+        # ``current_device`` would start CUDA in a process that only looks.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             number = torch.cuda.current_device()
     if number >= count:

@@ -241,7 +241,7 @@ def train_serial(
         batch_loss = loss(output, y_batch)
         model.zero_grad()
         batch_loss.backward()
-        tensors.take_back(current_d)
+        tensors.take_back()
         gradient_d = tensors.gradient()
         if noise is not None:
             gradient_d += torch.from_numpy(noise(len(start_d))).to(x.device)

@@ -1,5 +1,6 @@
 """The tensors of a module by what becomes of them in local training, see ``model_parts.py``."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -142,6 +143,7 @@ class ModelTensors:
                 of_piece[id(tensor)] = tensor
         self._trained = [list(of_tensor.values()) for of_tensor in same.values()]
         self._sizes = [of_tensor[0].numel() for of_tensor in self._trained]
+        self._pieces: Sequence[Tensor] = ()
         self._rest = {
             entry.name: entry.dtype for entry in parts.entries if entry.kind in BROUGHT_BACK
         }
@@ -168,18 +170,17 @@ class ModelTensors:
 
     def load(self, vector_d: Tensor) -> None:
         """Let the trained tensors be parts of a flat vector."""
-        pieces = torch.split(vector_d, self._sizes)
-        for of_tensor, piece_d in zip(self._trained, pieces, strict=True):
+        self._pieces = torch.split(vector_d, self._sizes)
+        for of_tensor, piece_d in zip(self._trained, self._pieces, strict=True):
             for tensor in of_tensor:
                 # A view, no copy: the model is loaded before every step.
                 tensor.data = piece_d.view_as(tensor)
 
-    def take_back(self, vector_d: Tensor) -> None:
+    def take_back(self) -> None:
         """Put into the vector what a pass has put in the place of its parts, as a limit on norms
         does by ``weight.data = torch.renorm(...)``; after the pass back, which needs the old ones.
         """
-        pieces = torch.split(vector_d, self._sizes)
-        for of_tensor, piece_d in zip(self._trained, pieces, strict=True):
+        for of_tensor, piece_d in zip(self._trained, self._pieces, strict=True):
             for tensor in of_tensor:
                 if tensor.data_ptr() != piece_d.data_ptr():
                     piece_d.copy_(tensor.data.reshape(-1))
