@@ -6,6 +6,7 @@ for all vectors of a run, and adds up each bucket: E s(u).s(v) = u.v with standa
 most sqrt(2 / q) norm(u) norm(v), and s is linear (Charikar, Chen and Farach-Colton, ICALP 2002).
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -39,17 +40,13 @@ def count_sketch(
         raise DeltaflError(f"a sketch cannot have {size} numbers; choose 1 to {_LARGEST}")
     n, d = vector_nd.shape
     signed_nq = np.zeros((n, 2 * size))
-    first = start
-    while first < start + d:
-        block, place = divmod(first, _BLOCK)
-        code_b = _codes(seed, size, block)[place : place + start + d - first]
-        stretch = vector_nd[:, first - start : first - start + len(code_b)]
+    for block, within, part in _blocks(start, d):
+        code_b = _codes(seed, size, block)[within]
         block_nq = np.zeros_like(signed_nq)
-        for i, part_b in enumerate(stretch):
+        for i, part_b in enumerate(vector_nd[:, part]):
             # One after the other, in float64 whatever the type of the vectors.
             np.add.at(block_nq[i], code_b, part_b.astype(np.float64, copy=False))
         signed_nq += block_nq
-        first += len(code_b)
     return signed_nq[:, :size] - signed_nq[:, size:]
 
 
@@ -67,19 +64,27 @@ def folded(vector_nd: Floats, seed: int, start: int = 0) -> Floats:
     if padding:
         vector_nd = np.pad(vector_nd, ((0, 0), (0, padding)))
     folded_nk = np.empty((n, (d + padding) // FOLDED), vector_nd.dtype)
-    first = start
-    while first < start + d:
-        block, place = divmod(first, _BLOCK)
-        sign_b = _signs(seed, block)[place : place + start + d + padding - first]
-        part = slice(first - start, first - start + len(sign_b))
+    for block, within, part in _blocks(start, d + padding):
+        sign_b = _signs(seed, block)[within]
         np.einsum(
             "ngsb,gsb->ngb",
             vector_nd[:, part].reshape(n, -1, *square),
             sign_b.astype(vector_nd.dtype, copy=False).reshape(-1, *square),
             out=folded_nk[:, part.start // FOLDED : part.stop // FOLDED].reshape(n, -1, _APART),
         )
-        first += len(sign_b)
     return folded_nk
+
+
+def _blocks(start: int, length: int) -> Iterator[tuple[int, slice, slice]]:
+    """The blocks of a stretch that begins at ``start``: their numbers, and the place of what they
+    share with it, in the block and in the stretch.
+    """
+    first = start
+    while first < start + length:
+        block, place = divmod(first, _BLOCK)
+        size = min(_BLOCK - place, start + length - first)
+        yield block, slice(place, place + size), slice(first - start, first - start + size)
+        first += size
 
 
 # A round reads a block several times, and a small model's in every round.

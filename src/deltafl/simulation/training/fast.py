@@ -37,7 +37,7 @@ from .serial import (
     result_of,
     squared_norm,
 )
-from .tensors import has_hooks, is_close, trained_parameters
+from .tensors import has_hooks, is_close, take_back, trained_parameters
 
 CPU = torch.device("cpu")
 
@@ -116,15 +116,6 @@ class FastTrainer:
             param.data = piece.view(param.shape)  # a step moves all of them at once
         self._forward: Callable[[Tensor], Tensor] | None = None
 
-    def _take_back(self) -> None:
-        """Put into the vector what a pass has put elsewhere, as ``flatten_parameters()`` of
-        an LSTM does on a GPU.
-        """
-        for param, piece in zip(self._params, self._pieces, strict=True):
-            if param.data_ptr() != piece.data_ptr():
-                piece.copy_(param.data.reshape(-1))
-                param.data = piece.view(param.shape)
-
     def train(
         self,
         x: Tensor,
@@ -161,7 +152,8 @@ class FastTrainer:
             batch_loss = self._loss(output, y_batch)
             # Unused parameters have gradients of 0, as in the reference.
             gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
-            self._take_back()
+            for param, piece in zip(self._params, self._pieces, strict=True):
+                take_back(param, piece)  # as ``flatten_parameters()`` of an LSTM asks for on a GPU
             # Of an Embedding they may be sparse.
             flat = [gradient.to_dense().reshape(-1) for gradient in gradients]
             torch.cat(flat, out=own.gradient)

@@ -99,7 +99,7 @@ def choose_route(
                 steps = "graph"
         # Some layers, as LSTM cells, call other operations on a GPU than on a CPU.
         except RuntimeError as error:
-            no_batch = f"a batch does not run on {device} ({' '.join(str(error).split())[:100]})"
+            no_batch = f"a batch does not run on {device} ({_short(error)})"
     if no_batch is not None:
         if how.precision == "bfloat16":
             raise DeltaflError(
@@ -238,6 +238,11 @@ def _is_mean_of(task: Task, output: Tensor, y: Tensor) -> bool:
     # Where gains and losses cancel each other, digits are lost.
     lost = 1e-6 * np.abs(each).mean()
     return bool(np.isclose(each.mean(), whole, rtol=1e-4, atol=lost))
+
+
+def _short(error: Exception) -> str:
+    """The beginning of what torch says of an operation, in one line."""
+    return " ".join(str(error).split())[:100]
 
 
 def noted_route(folder: Path) -> Route | None:
@@ -443,7 +448,7 @@ def vectorized_incompatibility(model: nn.Module, task: Task) -> str | None:
             warnings.filterwarnings("error", message=".*batching rule")
             is_same = _learns_the_same(model, task)
     except (RuntimeError, UserWarning) as error:
-        return f"torch.vmap does not run the model ({' '.join(str(error).split())[:100]})"
+        return f"torch.vmap does not run the model ({_short(error)})"
     if not is_same:
         return (
             "a batch of clients learns something else than one after the other, as where a model "

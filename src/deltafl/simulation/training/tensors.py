@@ -182,8 +182,7 @@ class ModelTensors:
         """
         for of_tensor, piece_d in zip(self._trained, self._pieces, strict=True):
             for tensor in of_tensor:
-                if tensor.data_ptr() != piece_d.data_ptr():
-                    piece_d.copy_(tensor.data.reshape(-1))
+                take_back(tensor, piece_d)
 
     def load_rest(self, rest: Arrays) -> None:
         """Copy buffers, counters and local arrays."""
@@ -214,6 +213,13 @@ class ModelTensors:
                 total = torch.zeros_like(of_tensor[0])
             parts.append(total.reshape(-1))
         return torch.cat(parts)
+
+
+def take_back(tensor: Tensor, piece_d: Tensor) -> None:
+    """Let a tensor be a part of a vector again, with the numbers that a pass has put elsewhere."""
+    if tensor.data_ptr() != piece_d.data_ptr():
+        piece_d.copy_(tensor.data.reshape(-1))
+        tensor.data = piece_d.view_as(tensor)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
