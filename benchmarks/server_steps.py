@@ -251,9 +251,11 @@ def models(sizes: list[int], clients_of: list[int], repeats: int) -> list[dict[s
                 if label == "census" and d >= sum(OUTPUT_LAYER):
                     assert plan.census is not None
                     steps["answer_s"] = partial(plan.census.answer, update_nd[0], OUTPUT_LAYER)
-                turns = [
-                    {name: timed(step) for name, step in steps.items()} for _ in range(repeats)
-                ]
+                turns = []
+                for _ in range(repeats):
+                    # The system may have handed the memory of the last turn's loop on.
+                    plain()
+                    turns.append({name: timed(step) for name, step in steps.items()})
                 seconds = {name: [turn[name] for turn in turns] for name in steps}
                 rows.append({"method": label, "parameters": d, "clients": m, **seconds})
                 ratios = sorted(turn["close_s"] / turn["plain_s"] for turn in turns)

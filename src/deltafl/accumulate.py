@@ -25,6 +25,7 @@ from .plan import Plan, RoundState, check_state
 from .scale.numerics import inner, largest_entry, sum_of_rows
 from .scale.rows import read_rows, together
 from .scale.stretches import LARGE, float_type, over_stretches
+from .scale.used_again import new_array
 from .server.norms import about_mean
 from .server.part import Step
 from .server.screening import Updates, screen_replies
@@ -112,7 +113,7 @@ class Accumulator:
             read = self._taken_in(read)
         # c and its coefficient are from before the draw, or D would be biased: ``state`` is.
         learner = control.learner(state.control, plan.population, replies)
-        estimate_d = np.empty(self._d)
+        estimate_d = new_array(self._d)
         form = variance_form(replies)
         count_k = None
         if plan.sampler.counts_draws:

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..scale.numerics import sum_of_rows
 from ..scale.stretches import float_type
+from ..scale.used_again import new_like
 from ..types import FloatArray, Params, Population, Replies
 from .control_variates import Learner, OneForAll, learns_nothing
 from .value import ControlValue
@@ -40,7 +41,7 @@ class CommonControl(OneForAll):
         # No reply counts, so there is no mean to move to.
         if total <= 0:
             return learns_nothing(state)
-        control_d = np.empty_like(state.control_d)
+        control_d = new_like(state.control_d)
 
         def learn(part: slice, update_nb: Params, value: ControlValue) -> None:
             before_b = state.control_d[part]

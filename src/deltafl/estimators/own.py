@@ -19,6 +19,7 @@ from ..scale.rows import (
     stored,
 )
 from ..scale.stretches import float_type
+from ..scale.used_again import new_array
 from ..types import FloatArray, IntArray, Params, Population, Replies, Sizes
 from .control_variates import InStretches, Learner
 from .value import ControlValue, Reader
@@ -73,7 +74,7 @@ class OwnControl(InStretches):
     ) -> Learner:
         client_n = replies.client_n
         dtype = row_type(state.control_md)
-        new = [np.empty(len(state.total_d), dtype) for _ in client_n]
+        new = [new_array(len(state.total_d), dtype) for _ in client_n]
         following = Following(
             RunningSum(state.total_d, state.rounding),
             population.weight_m[client_n],

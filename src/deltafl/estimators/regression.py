@@ -8,6 +8,7 @@ import numpy as np
 from ..moves import Moves
 from ..scale.numerics import RANK_TOLERANCE, product
 from ..scale.stretches import float_type
+from ..scale.used_again import new_like
 from ..types import LARGEST_STEP, FloatArray, IntArray, Params, Population, Replies, Shares
 from .control_variates import InStretches, Learner, learns_nothing
 from .value import ControlValue, Reader
@@ -91,7 +92,7 @@ class RegressionControl(InStretches):
         inverse_qq = pseudoinverse(gain * here_qq + self.memory * all_qq)
         # The small product first, so that d enters one product only.
         gain_qn = gain * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
-        slope_qd = np.empty_like(state.slope_qd)
+        slope_qd = new_like(state.slope_qd)
 
         def learn(part: slice, update_nb: Params, value: ControlValue) -> None:
             change_qb = product(gain_qn, update_nb - value.control_nd)

@@ -23,6 +23,7 @@ from ..errors import DeltaflError
 from ..store.files import opened, private_folder, remove, sync_folder
 from ..types import LARGEST_STEP, Array, FloatArray, IntArray, Params
 from .numerics import largest, largest_entry, weighted_sum
+from .used_again import new_like
 
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
 Row = npt.NDArray[Any]
@@ -364,7 +365,7 @@ class Following:
         self._before = before
         self._coef_n = coef_n
         self._epsilon = float(np.finfo(np.dtype(dtype)).eps)
-        self._total_d = np.empty_like(before.total_d)
+        self._total_d = new_like(before.total_d)
 
     def add(self, part: slice, row_nb: FloatArray) -> FloatArray:
         """Add a stretch of the rows, (n, b); the largest entries, (1 + n,), of sum and rows."""

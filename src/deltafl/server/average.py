@@ -17,6 +17,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..scale.stretches import over_stretches
+from ..scale.used_again import new_like
 from ..types import Params
 from .part import PlanOfParts, ServerPart, Step
 
@@ -42,7 +43,7 @@ class Average(ServerPart):
         # Over 1 - beta^t, as if there had been nothing before; else zeros would count as models.
         beta = self.average
         share = np.float32((1 - beta) / (1 - beta ** (step.round + 1)))
-        model_d = np.empty_like(own.model_d)
+        model_d = new_like(own.model_d)
 
         def look(part: slice) -> None:
             # In place: a pass over a new array takes longer than the arithmetic.

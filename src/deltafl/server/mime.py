@@ -32,6 +32,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..estimators.value import Reader
+from ..scale.used_again import new_like
 from ..types import Params
 from .part import PlanOfParts, ServerPart, Step
 
@@ -77,7 +78,8 @@ class ClientMomentum(ServerPart):
         step: Step,
     ) -> tuple[Step, Any]:
         sent_d = self.sent(own, step.round, step.params_d)
-        return step._replace(delta_d=sent_d + step.delta_d), own
+        delta_d = np.add(sent_d, step.delta_d, out=new_like(step.delta_d))
+        return step._replace(delta_d=delta_d), own
 
 
 @dataclass(frozen=True)
@@ -111,4 +113,6 @@ class Mime(ClientMomentum):
 
     def moved(self, own: MimeState, step: Step, params_d: Params) -> MimeState:
         # After clipping and noise: the next round's clients are sent nothing else.
-        return MimeState(step.delta_d.astype(np.float32))
+        momentum_d = new_like(own.momentum_d)
+        momentum_d[:] = step.delta_d
+        return MimeState(momentum_d)

@@ -15,6 +15,7 @@ from ..errors import DeltaflError, unknown_name
 from ..model_parts import LARGEST_ENTRY
 from ..scale.numerics import inner, largest_entry
 from ..scale.stretches import over_stretches
+from ..scale.used_again import new_like
 from ..types import FloatArray, Nothing, Params, Sizes
 from .average import AverageState
 from .part import PlanOfParts, ServerPart, Step
@@ -30,7 +31,7 @@ class ServerOptimizer(ServerPart):
     def move(self, own: Any, step: Step) -> tuple[Params, Any]:
         """The new model, float32 (d,), and its own next state."""
         change_d, own = self.change(step.delta_d, own)
-        params_d = np.empty_like(step.params_d)
+        params_d = new_like(step.params_d)
 
         def look(part: slice) -> None:
             # Added in float64: small steps would be lost beside large parameters otherwise.
