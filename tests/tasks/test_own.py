@@ -462,7 +462,7 @@ BROKEN: dict[str, dict[str, Any]] = {
         **data(train_y=Y * 2),
     },
     "write num_classes=0, and metric='loss' or a metric": data(train_y=Y - 100),
-    "as places that it ignores (ignore_index) or shares of classes, write num_classes=0": data(
+    "as shares of classes, write num_classes=0": data(
         train_y=np.float32(ONE_HOT / 3 + 0.1), test_y=ONE_HOT[:4]
     ),
     "accuracy, which is taken wherever num_classes is above 0, needs (2, 2)": {

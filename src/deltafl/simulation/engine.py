@@ -196,7 +196,8 @@ class Engine:
         if names - {"accuracy", "loss"}:
             look = outputs
         elif self.task.knows_accuracy:
-            look = right  # a number an example, where outputs have one a class
+            # A number an example, where outputs have one a class.
+            look = partial(right, ignored=self.task.ignored)
         tests = self._tests(num_examples, rest)
         jobs = [([test], look) for test in tests]
         # Such a loss is taken once over all outputs, whatever arrays they were made with.
@@ -216,9 +217,11 @@ class Engine:
         place_e = np.concatenate([np.arange(num_examples)[places] for places, _ in tests])
         # Where clients have arrays of their own the examples come owner by owner.
         seen_e = np.concatenate([seen for _, seen in found])[np.argsort(place_e)]
-        if look is right:
+        if look is not outputs:
             return Judged(self.task, loss, hit_e=seen_e)
-        hit_e = right(seen_e, self.task.dataset.test_y) if self.task.knows_accuracy else None
+        hit_e = None
+        if self.task.knows_accuracy:
+            hit_e = right(seen_e, self.task.dataset.test_y, self.task.ignored)
         return Judged(self.task, loss, hit_e, seen_e)
 
     def _tests(self, num_examples: int, rest: Any) -> list[tuple[slice | IntArray, Arrays]]:

@@ -37,8 +37,8 @@ class Evaluation(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A model that has seen the test examples: its mean loss, which of them it has right where they
-    have classes, and its outputs where a metric looks at them.
+    """A model that has seen the test examples: its mean loss, which of them (or which share of
+    each) it has right where they have classes, and its outputs where a metric looks at them.
     """
 
     task: Task
@@ -51,7 +51,7 @@ class Judged(NamedTuple):
         others = {}
         if self.output_e is not None:
             others = {
-                metric.name: metric(self.output_e, self.task.dataset.test_y)
+                metric.name: metric(self.output_e, self.task.dataset.test_y, self.task.ignored)
                 for metric in self.task.metrics
                 if metric.name not in ("accuracy", "loss")
             }
@@ -64,7 +64,9 @@ class Judged(NamedTuple):
             known_m = ~np.isnan(accuracy_m)
             if known_m.any():
                 mean = float(accuracy_m[known_m].mean())
-        return Evaluation(self.loss, float(hit_e.mean()), mean, others)
+        with np.errstate(invalid="ignore"):  # where all labels are ignored
+            accuracy = hit_e.sum() / self.task.counted_e.sum()
+        return Evaluation(self.loss, float(accuracy), mean, others)
 
     def by_client(self) -> FloatArray | None:
         """The metric on each client's own test examples, float64 (m,), NaN where it has no value.
@@ -92,7 +94,13 @@ class Judged(NamedTuple):
         y_e = task.dataset.test_y
         if task.dataset.num_classes < 1 or y_e.ndim > 1:
             return None
-        accuracy_c = _shares(self.hit_e, y_e.astype(np.int64), task.dataset.num_classes)
+        tested_e = task.counted_e > 0
+        accuracy_c = _shares(
+            self.hit_e[tested_e],
+            task.counted_e[tested_e],
+            y_e[tested_e].astype(np.int64),
+            task.dataset.num_classes,
+        )
         share_mc = task.shares
         is_tested_c = ~np.isnan(accuracy_c)
         # Classes without a test example leave both sums, as if nobody had them: with 0 they would
@@ -104,7 +112,12 @@ class Judged(NamedTuple):
         """The share that is right of each client's test examples."""
         # -1 is nobody's: such an example counts in the pooled test set alone.
         owned_e = owner_e >= 0
-        return _shares(hit_e[owned_e], owner_e[owned_e], self.task.num_clients)
+        return _shares(
+            hit_e[owned_e],
+            self.task.counted_e[owned_e],
+            owner_e[owned_e],
+            self.task.num_clients,
+        )
 
     def _by_owner(
         self,
@@ -118,13 +131,22 @@ class Judged(NamedTuple):
             # A function of the user's may fail on a few examples, such as those of one class.
             with suppress(DeltaflError):
                 if client >= 0:
-                    value_m[client] = metric(output_e[row_n], self.task.dataset.test_y[row_n])
+                    value_m[client] = metric(
+                        output_e[row_n],
+                        self.task.dataset.test_y[row_n],
+                        self.task.ignored,
+                    )
         return value_m
 
 
-def _shares(hit_e: FloatArray, group_e: IntArray, number: int) -> FloatArray:
-    """The share of the examples of each group that are right; NaN for a group without any."""
+def _shares(
+    hit_e: FloatArray,
+    counted_e: FloatArray,
+    group_e: IntArray,
+    number: int,
+) -> FloatArray:
+    """The share of what counts in each group that is right; NaN for a group without any."""
     with np.errstate(invalid="ignore"):
         right_g = np.bincount(group_e, weights=hit_e, minlength=number)
-        share_g: FloatArray = right_g / np.bincount(group_e, minlength=number)
+        share_g: FloatArray = right_g / np.bincount(group_e, weights=counted_e, minlength=number)
     return share_g

@@ -12,8 +12,8 @@ from ..model_parts import ModelParts, Patterns
 from ..streams import stream
 from ..types import FloatArray, IntArray, Judge, Population, Rng
 from .dataset import Dataset, crc32_of
-from .losses import Loss, MakeModel, Module, Tensor
-from .metrics import AnyMetric, Metric, metrics_of
+from .losses import Loss, MakeModel, Module, Tensor, ignored_labels
+from .metrics import AnyMetric, Metric, counts, metrics_of
 
 #: ``augment(x, rng)``: a random variation of a minibatch's inputs.
 Augment = Callable[[Tensor, Rng], Tensor]
@@ -142,15 +142,33 @@ class Task:
             return float("nan")
         y = self.dataset.test_y
         if y.dtype.kind != "f":
-            y = y.reshape(-1)  # each place of a sequence
+            y = y[counts(y, self.ignored)]  # each place of a sequence
         return int(np.unique(y, axis=0, return_counts=True)[1].max()) / len(y)
+
+    @cached_property
+    def ignored(self) -> tuple[int, ...]:
+        """The labels that the loss ignores, as those of padding; metrics leave their places out."""
+        data = self.dataset
+        if data.num_classes < 1 or data.train_y.dtype.kind == "f":
+            return ()
+        return ignored_labels(
+            self.loss,
+            np.concatenate([data.train_y, data.test_y]),
+            data.num_classes,
+        )
+
+    @cached_property
+    def counted_e(self) -> FloatArray:
+        """Of each test example the share of its labels that are not ignored, float64 (N_test,)."""
+        y = self.dataset.test_y
+        return np.asarray(counts(y, self.ignored).reshape(len(y), -1).mean(axis=1))
 
     @cached_property
     def shares(self) -> FloatArray:
         """The share of each class among the labels of each client, float64 (m, classes).
 
         Where examples have several labels, all that they have are counted, so that shares sum to 1;
-        a client whose examples have none has zeros.
+        a client whose examples have none has zeros. Labels that the loss ignores are not counted.
         """
         classes = self.dataset.num_classes
         y = self.dataset.train_y
@@ -160,8 +178,8 @@ class Task:
             if y.ndim == 2 and y.dtype.kind == "f":
                 count_m.append(own_y.sum(axis=0, dtype=np.float64))
             else:
-                # Raveled, for an example may be a sequence of classes.
-                label_n = own_y.ravel().astype(np.int64)
+                # An example may be a sequence of classes.
+                label_n = own_y[counts(own_y, self.ignored)].astype(np.int64)
                 count_m.append(np.bincount(label_n, minlength=classes))
         count_mc = np.stack(count_m)
         total_m1 = count_mc.sum(axis=1, keepdims=True)

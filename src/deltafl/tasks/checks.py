@@ -33,6 +33,7 @@ from .metrics import (
     NUMBERS,
     Metric,
     Numbers,
+    counts,
     is_of_library,
     targets_of,
 )
@@ -86,8 +87,8 @@ _TRIED_TARGETS = 256
 _TRIED_COLUMNS = 256
 #: What to write where targets, or outputs, are none that the library's metrics of classes know.
 _OTHER_TARGETS = (
-    "where only the loss knows how to read them, as places that it ignores (ignore_index) or "
-    "shares of classes, write num_classes=0, and metric='loss' or a metric of your own"
+    "where only the loss knows how to read them, as shares of classes, write num_classes=0, and "
+    "metric='loss' or a metric of your own"
 )
 #: What makes an array of something, by its method.
 _TO_ARRAY = ("toarray", "to_numpy", "numpy")
@@ -141,15 +142,27 @@ def _check_data(data: Dataset, task: Task) -> None:
                 y,
                 f"0 or 1 where it is float32, or int64; {_OTHER_TARGETS}",
             )
-        elif classes > 0:
-            ends = (int(y.min()), int(y.max()))
-            needed = f"from 0 to num_classes - 1 = {classes - 1}; {_OTHER_TARGETS}"
-            _require(
-                ends[0] >= 0 and ends[1] < classes,
-                f"the range of {part}_y",
-                ends,
-                needed,
-            )
+    if classes > 0 and data.train_y.dtype.kind != "f":
+        _check_labels(task)
+
+
+def _check_labels(task: Task) -> None:
+    """Refuse labels that are no class, unless the loss ignores them."""
+    data = task.dataset
+    most = data.num_classes - 1
+    for part, y in (("train", data.train_y), ("test", data.test_y)):
+        label_n = y[counts(y, task.ignored)]
+        _require(
+            len(label_n), f"the number of labels of {part}_y that the loss counts", 0, "above 0"
+        )
+        ends = (int(label_n.min()), int(label_n.max()))
+        _require(
+            ends[0] >= 0 and ends[1] <= most,
+            f"the range of {part}_y",
+            ends,
+            f"from 0 to num_classes - 1 = {most}, but for labels that the loss ignores, as "
+            f"CrossEntropyLoss(ignore_index=-100) does; {_OTHER_TARGETS}",
+        )
 
 
 def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> None:
@@ -258,7 +271,8 @@ def _rows_of_each(y: Array, num_classes: int) -> IntArray:
     if num_classes > 0 and y.dtype.kind != "f":
         row_c = np.full(num_classes, -1)
         for label_e in columns.T:
-            row_c[label_e] = np.arange(len(y))
+            (row_e,) = np.nonzero((label_e >= 0) & (label_e < num_classes))
+            row_c[label_e[row_e]] = row_e
         return row_c[row_c >= 0]
     if columns.shape[1] == 1:
         return np.asarray(np.unique(columns, return_index=True)[1])
@@ -612,15 +626,19 @@ def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
                 "-inf"
             )
         if metric.name != "loss" and np.isfinite(output).all():
-            _require_value(metric, tries())
+            _require_value(metric, tries(), task.ignored)
 
 
-def _require_value(metric: Metric, tries: Iterable[tuple[Numbers, Numbers]]) -> None:
+def _require_value(
+    metric: Metric,
+    tries: Iterable[tuple[Numbers, Numbers]],
+    ignored: Sequence[int],
+) -> None:
     """Refuse a metric that has no value on any of the outputs and targets."""
     faults = []
     for output, y in tries:
         try:
-            if not isnan(metric(output, y)):
+            if not isnan(metric(output, y, ignored)):
                 return
         except DeltaflError as fault:
             faults.append(fault)

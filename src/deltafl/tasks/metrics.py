@@ -13,7 +13,8 @@ numbers      any real                as y                       none
 ===========  ======================  =========================  ==================================
 
 Of sequences of classes, y (N, ..., L) and outputs (N, classes, ..., L), each place counts as an
-example.
+example. Places whose label the task's loss ignores, such as padding, do not count
+(``Task.ignored``); a function of your own gets them, too.
 """
 
 import re
@@ -32,7 +33,7 @@ from ..errors import OWN_ERRORS, DeltaflError, explained, in_one_line, printable
 from ..model_parts import as_array
 from ..store.own_python import load_named, split_name
 from ..streams import stream
-from ..types import FloatArray, IntArray, Judge
+from ..types import BoolArray, FloatArray, IntArray, Judge
 
 Numbers = npt.NDArray[Any]
 Function = Callable[[Any, Any], Any]
@@ -69,9 +70,10 @@ class Metric(Judge):
     function: Function
     targets: tuple[str, ...] = field(default=(CLASSES, BINARY, LABELS, NUMBERS), kw_only=True)
 
-    def __call__(self, output: Numbers, y: Numbers) -> float:
+    def __call__(self, output: Numbers, y: Numbers, ignored: Sequence[int] = ()) -> float:
         """The value; NaN where it is not defined, as an AUC of examples of one class, where an
-        output is not finite, or where no record has room for it.
+        output is not finite, or where no record has room for it. A metric with a name leaves out
+        the labels that are ``ignored``.
 
         Raises:
             DeltaflError: If the function fails, or returns no number.
@@ -81,10 +83,10 @@ class Metric(Judge):
             return float("nan")
         with warnings.catch_warnings():  # of values that are not defined
             warnings.simplefilter("ignore")
-            value = self._value(output, y)
+            value = self._value(output, y, ignored)
         return value if abs(value) <= LARGEST_METRIC else float("nan")
 
-    def _value(self, output: Numbers, y: Numbers) -> float:
+    def _value(self, output: Numbers, y: Numbers, ignored: Sequence[int]) -> float:
         from .draws import seeded
 
         # A function may draw, as a bootstrap does: the same examples in every evaluation.
@@ -135,9 +137,12 @@ class Metric(Judge):
 class _OfArrays(Metric):
     """A metric whose function takes arrays and returns floats."""
 
-    def _value(self, output: Numbers, y: Numbers) -> float:
+    def _value(self, output: Numbers, y: Numbers, ignored: Sequence[int]) -> float:
+        output, y = _places(output, y, ignored)
+        if len(y) == 0:
+            return float("nan")
         with explained(f"the metric {self.name} failed on output {output.shape} and y {y.shape}"):
-            return float(self.function(*_places(output, y)))
+            return float(self.function(output, y))
 
 
 #: A metric as people give it.
@@ -156,11 +161,26 @@ def targets_of(y: Numbers, output_shape: Sequence[int], num_classes: int) -> str
     return CLASSES
 
 
-def _places(output: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
-    """Sequences of classes as single examples, (N L, classes) and (N L,); others as they are."""
-    if y.ndim == 1 or y.dtype.kind == "f" or output.ndim != y.ndim + 1:
+def _places(
+    output: Numbers,
+    y: Numbers,
+    ignored: Sequence[int] = (),
+) -> tuple[Numbers, Numbers]:
+    """Sequences of classes as single examples, (N L, classes) and (N L,), others as they are, but
+    for those that are ignored.
+    """
+    if y.ndim > 1 and y.dtype.kind != "f" and output.ndim == y.ndim + 1:
+        output = np.moveaxis(output, 1, -1).reshape(-1, output.shape[1])
+        y = y.reshape(-1)
+    if len(ignored) == 0:
         return output, y
-    return np.moveaxis(output, 1, -1).reshape(-1, output.shape[1]), y.reshape(-1)
+    kept = counts(y, ignored)
+    return output[kept], y[kept]
+
+
+def counts(y: Numbers, ignored: Sequence[int]) -> BoolArray:
+    """Which labels count: those that the loss does not ignore."""
+    return ~np.isin(y, ignored)
 
 
 def predicted(output: Numbers, y: Numbers) -> Numbers:
@@ -199,14 +219,16 @@ def log_odds(output: Numbers, y: Numbers) -> Numbers:
     return odds
 
 
-def right(output: Numbers, y: Numbers) -> FloatArray:
+def right(output: Numbers, y: Numbers, ignored: Sequence[int] = ()) -> FloatArray:
     """Of each example whether it has the right class, or all labels right, 0 or 1; of a sequence
-    the share that is right.
+    the share of its places that is right. Places that are ignored count as wrong: see ``counts``.
     """
     if y.ndim > 1 and y.dtype.kind == "f":
         return np.asarray((predicted(output, y) == y).all(axis=1).astype(np.float64))
     single, label = _places(output, y)
     is_right = predicted(single, label) == label
+    if len(ignored) > 0:
+        is_right &= counts(label, ignored)
     return np.asarray(is_right.reshape(len(y), -1).mean(axis=1))
 
 

@@ -1,0 +1,227 @@
+"""Labels that a task's loss ignores, such as padding, count in no metric: beside a plain twin that
+leaves them out of outputs and targets.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+from torch import Tensor, nn
+from torch.nn import functional
+
+from deltafl.errors import DeltaflError
+from deltafl.simulation.engine import Engine
+from deltafl.simulation.training.serial import LocalWork
+from deltafl.tasks import Dataset, Task, check_task, cross_entropy
+from deltafl.tasks.losses import ignored_labels
+
+CLASSES = 4
+LENGTH = 6
+RNG = np.random.default_rng(5)
+LABELS = RNG.integers(1, CLASSES, (90, LENGTH))
+#: Texts of 1 to 6 places; the rest is padding.
+IS_PADDING = np.arange(LENGTH) >= RNG.integers(1, LENGTH + 1, 90)[:, None]
+X = RNG.normal(size=(90, 5)).astype(np.float32)
+NAMES = "accuracy,balanced_accuracy,f1_macro,f1_micro,f1_weighted,roc_auc,log_loss,top_2"
+
+
+def masked(output: Tensor, y: Tensor) -> Tensor:
+    """Of one's own: 0 is padding."""
+    each = functional.cross_entropy(output, y, reduction="none")
+    return each[y != 0].sum() / (y != 0).sum()
+
+
+def focal(output: Tensor, y: Tensor) -> Tensor:
+    p = torch.exp(-functional.cross_entropy(output, y.clamp(min=0), reduction="none"))
+    counted = (y >= 0).float()
+    return -(counted * (1 - p) ** 2 * p.log()).sum() / counted.sum()
+
+
+#: Losses, and the label of padding that each ignores.
+LOSSES: dict[str, tuple[Any, int]] = {
+    "the usual one": (nn.CrossEntropyLoss(), -100),
+    "the library's": (cross_entropy, -100),
+    "a function": (functional.cross_entropy, -100),
+    "a class": (nn.CrossEntropyLoss(ignore_index=0), 0),
+    "beyond the classes": (nn.CrossEntropyLoss(ignore_index=255), 255),
+    "with options": (partial(functional.cross_entropy, ignore_index=-1, label_smoothing=0.1), -1),
+    "a weight of 0": (nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1, 1, 2])), 0),
+    "masked": (masked, 0),
+    "focal": (focal, -7),
+}
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, CLASSES * LENGTH), nn.Unflatten(1, (CLASSES, LENGTH)))
+
+
+def task_of(loss: Any, padding: int, **changes: Any) -> Task:
+    y = np.where(IS_PADDING, padding, LABELS)
+    data = Dataset("texts", X[:60], y[:60], X[60:], y[60:], CLASSES)
+    rows = [np.arange(k, 60, 5) for k in range(5)]
+    given: dict[str, Any] = {"metric": NAMES, "test_clients": np.arange(30) % 5, **changes}
+    return Task("texts", data, rows, model, loss, **given)
+
+
+def places(output: Any, y: Any) -> tuple[Any, Any]:
+    """Logits and labels of the places that count, one by one."""
+    pairs = [
+        (output[row, :, place], y[row, place])
+        for row in range(len(y))
+        for place in range(LENGTH)
+        if not IS_PADDING[60:][row, place]
+    ]
+    return np.array([one for one, _ in pairs]), np.array([label for _, label in pairs])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_padding_counts_in_no_metric(name: str) -> None:
+    loss, padding = LOSSES[name]
+    task = task_of(loss, padding)
+    check_task(task, "texts", 0)
+    assert task.ignored == (padding,)
+    engine = Engine(task, LocalWork(lr=0.5, epochs=1), 0)
+    start_d = engine.initial_params()
+    params_d = start_d + engine.train(start_d, 0, np.arange(5)).update_nd.mean(axis=0)
+    judged = engine.judge(params_d)
+    assert judged.output_e is not None
+    logits, label = places(judged.output_e, task.dataset.test_y)
+    found = logits.argmax(axis=1)
+    p = torch.softmax(torch.tensor(logits).double(), dim=1).numpy()
+    evaluation = judged.evaluation()
+    assert evaluation.accuracy == pytest.approx((found == label).mean())
+    some = partial(sk.f1_score, label, found)
+    aucs = [sk.roc_auc_score(label == k, p[:, k]) for k in range(1, CLASSES)]
+    assert evaluation.others == pytest.approx(
+        {
+            "balanced_accuracy": sk.recall_score(label, found, average=None, labels=[1, 2, 3]).mean(),
+            "f1_macro": some(average="macro"),
+            "f1_micro": some(average="micro"),
+            "f1_weighted": some(average="weighted"),
+            "roc_auc": np.mean(aucs),
+            "log_loss": -np.log(p[np.arange(len(label)), label]).mean(),
+            "top_2_accuracy": np.mean([k in q.argsort()[-2:] for k, q in zip(label, p, strict=True)]),
+        },
+        rel=1e-5,
+    )  # fmt: skip
+    alone = Engine(replace(task, metric="accuracy"), LocalWork(lr=0.5, epochs=1), 0)
+    assert alone.judge(params_d).evaluation().accuracy == evaluation.accuracy
+
+
+def test_a_client_is_judged_by_the_places_that_count() -> None:
+    task = task_of(cross_entropy, -100)
+    engine = Engine(task, LocalWork(lr=0.5, epochs=1), 0)
+    judged = engine.judge(engine.initial_params())
+    assert judged.output_e is not None
+    hit = judged.output_e.argmax(axis=1) == task.dataset.test_y
+    counted = ~IS_PADDING[60:]
+    expected = [hit[k::5].sum() / counted[k::5].sum() for k in range(5)]
+    np.testing.assert_allclose(np.array(judged.by_client()), expected)
+    assert judged.evaluation().client_accuracy == pytest.approx(np.mean(expected))
+    # Of one class a place F1 is the same share.
+    by_f1 = judged._replace(task=replace(task, metric="f1_micro"))
+    np.testing.assert_allclose(np.array(by_f1.by_client()), expected)
+
+
+def test_padding_is_no_label_of_a_client_and_no_majority() -> None:
+    task = task_of(cross_entropy, -100)
+    for rows, share_c in zip(task.client_rows, task.shares, strict=True):
+        label = LABELS[rows][~IS_PADDING[rows]]
+        np.testing.assert_allclose(share_c, [np.mean(label == k) for k in range(CLASSES)])
+    label = LABELS[60:][~IS_PADDING[60:]]
+    assert task.chance == pytest.approx(np.bincount(label).max() / len(label))
+
+
+@pytest.mark.parametrize("clients", [None, np.arange(30) % 3])
+def test_examples_without_a_label_count_nowhere(clients: Any) -> None:
+    """Of one label each, some are unknown."""
+    y = LABELS[:, 0] - 1
+    y[::4] = -100
+    data = Dataset("d", X[:60], y[:60], X[60:], y[60:], CLASSES - 1)
+    rows = [np.arange(k, 60, 3) for k in range(3)]
+    make = partial(nn.Linear, 5, CLASSES - 1)
+    task = Task("d", data, rows, make, cross_entropy, test_clients=clients)
+    check_task(task, "d", 0)
+    engine = Engine(task, LocalWork(lr=0.5, epochs=1), 0)
+    params_d = engine.initial_params()
+    judged = engine.judge(params_d)
+    matrix, shift = params_d[:15].reshape(3, 5), params_d[15:]
+    hit = (X[60:] @ matrix.T + shift).argmax(axis=1) == y[60:]
+    known = y[60:] != -100
+    assert judged.evaluation().accuracy == pytest.approx(hit[known].mean())
+    if clients is None:
+        of_class = np.array([hit[y[60:] == k].mean() for k in range(3)])
+        expected = task.shares @ of_class
+    else:
+        expected = np.array([hit[known & (clients == k)].mean() for k in range(3)])
+    np.testing.assert_allclose(np.array(judged.by_client()), expected)
+
+
+def test_an_image_has_places_too() -> None:
+    y = RNG.integers(0, 3, (20, 4, 4))
+    y[:, :, 0] = 255
+    x = RNG.random((20, 1, 4, 4)).astype(np.float32)
+    data = Dataset("roads", x, y, x, y, 3)
+    loss = nn.CrossEntropyLoss(ignore_index=255)
+    task = Task("roads", data, [np.arange(20)], lambda: nn.Conv2d(1, 3, 1), loss)
+    check_task(task, "roads", 0)
+    engine = Engine(task, LocalWork(lr=0.5, epochs=1), 0)
+    params_d = engine.initial_params()
+    output = np.einsum("kc,nchw->nkhw", params_d[:3].reshape(3, 1), x)
+    output += params_d[3:, None, None]
+    expected = (output.argmax(axis=1) == y)[:, :, 1:].mean()
+    assert engine.evaluate(params_d).accuracy == pytest.approx(expected)
+
+
+def hinge(output: Tensor, y: Tensor) -> Tensor:
+    return functional.multi_margin_loss(output, y, margin=0.05)
+
+
+def in_order(output: Tensor, y: Tensor) -> Tensor:
+    """Fails on labels below 0."""
+    return -output[torch.arange(len(y)), y].mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "ignored"),
+    [
+        (cross_entropy, [0, 1, 2], ()),
+        (cross_entropy, [0, 1, 2, -1], ()),
+        (nn.CrossEntropyLoss(ignore_index=1), [0, 2], (1,)),
+        (hinge, [0, 1, 2], ()),
+        (nn.MSELoss(), [0, 1, 2], ()),
+        (in_order, [0, 1, -5], ()),
+        (lambda output, y: torch.zeros(()), [0, 1, -1], ()),
+    ],
+)
+def test_which_labels_a_loss_ignores(loss: Callable[..., Any], labels: Any, ignored: Any) -> None:
+    assert ignored_labels(loss, np.array(labels), 3) == ignored
+
+
+@pytest.mark.parametrize("padding", [49_999, -100])
+def test_of_a_large_vocabulary_padding_is_known(padding: int) -> None:
+    y = RNG.integers(0, 40_000, (30, 20))
+    y[:, 15:] = padding
+    for loss in (
+        nn.CrossEntropyLoss(ignore_index=padding),
+        partial(functional.cross_entropy, ignore_index=padding),
+    ):
+        assert ignored_labels(loss, y, 50_000) == (padding,)
+
+
+@pytest.mark.parametrize("padding", [-1, 7])
+def test_labels_that_are_no_class_and_count_are_refused(padding: int) -> None:
+    with pytest.raises(DeltaflError, match=r"train_y is .*from 0 to .*ignore_index=-100"):
+        check_task(task_of(cross_entropy, padding), "texts", 0)
+
+
+def test_a_test_set_of_padding_is_refused() -> None:
+    task = task_of(cross_entropy, -100)
+    data = replace(task.dataset, test_y=np.full_like(task.dataset.test_y, -100))
+    with pytest.raises(DeltaflError, match="labels of test_y that the loss counts is 0"):
+        check_task(replace(task, dataset=data), "texts", 0)
