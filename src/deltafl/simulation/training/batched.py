@@ -321,7 +321,9 @@ class BatchedTrainer:
             if x.is_floating_point():
                 x = x.to(self._dtype)
             output = self._forward(cast, x, *masks)
-            loss_nb = self._losses(output.float(), y)
+            # Places of sequences before examples, as in the output.
+            loss_nb = self._losses(output.float(), y.movedim(1, -1))
+            loss_nb = loss_nb.reshape(len(y), -1, y.shape[1]).mean(dim=1)
             found = torch.autograd.grad(
                 (loss_nb * weight_nb).sum(),
                 cast,

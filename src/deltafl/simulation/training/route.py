@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import OWN_ERRORS, DeltaflError, log
 from ...model_parts import ModelParts, copied
@@ -521,7 +523,7 @@ def cohort_size(
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory // 2
     num_params = sum(param.numel() for param in trained_parameters(model).values())
-    numbers = numbers_per_example(model, task)
+    numbers = numbers_per_example(model, task) + attention_numbers(model, task)
     return max(
         1,
         min(_LARGEST_COHORT, memory // (4 * (6 * num_params + 3 * width * numbers))),
@@ -546,6 +548,34 @@ def numbers_per_example(model: nn.Module, task: Task) -> int:
         # Batch normalization refuses to train with one example.
         copied(model).eval()(example_of(task))
     return sum(counted)
+
+
+class _Attention(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the numbers of attention that is written out: its products, and their softmax."""
+
+    numbers: int = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the operation."""
+        output = func(*args, **(kwargs or {}))
+        if func.name() == "aten::_safe_softmax":
+            self.numbers += 2 * output.numel()
+        return output
+
+
+def attention_numbers(model: nn.Module, task: Task) -> int:
+    """How many numbers attention adds for one example where a cohort is trained at once."""
+    # With gradients, for without them some layers take a shorter way.
+    counted = _Attention()  # type: ignore[no-untyped-call]
+    with counted, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        copied(model).eval()(example_of(task))
+    return int(counted.numbers)
 
 
 def example_of(task: Task) -> Tensor:

@@ -263,10 +263,10 @@ def train_serial(
 
 
 def losses_of(loss: Loss, y: Tensor | None = None) -> Losses | None:
-    """The loss of each example; None if it is not known for this loss (and these targets)."""
-    if y is not None and y.dim() != 1:
-        return None
-    if loss is squared_error:
+    """The loss of each example, or of each place of a sequence; None if it is not known for this
+    loss (and these targets).
+    """
+    if loss is squared_error and (y is None or y.dim() == 1):
         return lambda output, y: (output - y).square()
     if is_cross_entropy(loss) and (y is None or (y.dtype == torch.int64 and int(y.min()) >= 0)):
         return lambda output, y: functional.cross_entropy(output, y, reduction="none")
@@ -287,7 +287,8 @@ def mean_square(losses: Losses | None, output: Tensor, y: Tensor) -> float:
     """The mean squared loss of a minibatch's examples, in float64; NaN without ``losses``."""
     if losses is None:
         return math.nan
-    return float(squared_norm(losses(output.detach(), y)).item() / len(y))
+    loss_b = losses(output.detach(), y).view(len(y), -1).mean(dim=1)
+    return float(squared_norm(loss_b).item() / len(y))
 
 
 def squared_norm(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .convolution import ConvolutionsAsProducts
 from .dense import DenseChain
@@ -40,7 +41,9 @@ def vectorized_forward(
     """The vectorized form of a model, of its trained parameters; with ``products``, convolutions
     are matrix products.
 
-    Frozen parameters are the same for all clients, in the given type.
+    Attention is written out as products and a softmax, for torch.vmap has no rule for the fused
+    kernels of a CPU, and some of a GPU do not repeat their bits. Frozen parameters are the same for
+    all clients, in the given type.
     """
     own = own_form(model)
     if own is not None:
@@ -60,7 +63,8 @@ def vectorized_forward(
         return output
 
     def forward(params: Sequence[Tensor], x: Tensor, *masks: Tensor) -> Tensor:
-        with ConvolutionsAsProducts() if products else nullcontext():
+        plain_attention = sdpa_kernel(SDPBackend.MATH)
+        with plain_attention, ConvolutionsAsProducts() if products else nullcontext():
             output: Tensor = torch.vmap(one)(tuple(params), x, masks)
         # Classes before examples, which is the order of torch's losses.
         return output.movedim(1, -1)
