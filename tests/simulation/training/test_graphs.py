@@ -222,6 +222,21 @@ def test_tf32_holds_for_the_training_alone(precision: str) -> None:
     assert now() == before
 
 
+def test_settings_hold_where_a_user_has_forbidden_to_change_them() -> None:
+    """``torch.testing`` forbids it, too."""
+    backends: Any = torch.backends
+    before = backends.cudnn.deterministic
+    try:
+        backends.disable_global_flags()
+        with product_precision(torch.device("cuda")):
+            assert backends.cudnn.deterministic and not backends.cudnn.allow_tf32
+        assert backends.cudnn.deterministic == before
+        assert backends.flags_frozen()
+    finally:
+        flags: Any = backends.disable_global_flags.__globals__
+        flags["__allow_nonbracketed_mutation_flag"] = True
+
+
 def precisions() -> list[str]:
     """Of products, convolutions and recurrent layers, as torch names them since 2.9."""
     parts: list[Any] = [torch.backends.cuda.matmul]

@@ -328,7 +328,10 @@ def product_precision(device: torch.device, precision: str = "float32") -> Itera
         yield
         return
     rough = precision == "tf32"
-    with _settings_restored() as operations, warnings.catch_warnings():
+    backends: Any = torch.backends
+    # As torch's own contexts do, for ``disable_global_flags`` forbids everybody else to set them.
+    allowed = backends.__allow_nonbracketed_mutation()
+    with allowed, _settings_restored() as operations, warnings.catch_warnings():
         torch.set_float32_matmul_precision("high" if rough else "highest")
         cudnn: Any = torch.backends.cudnn
         cudnn.allow_tf32 = rough
