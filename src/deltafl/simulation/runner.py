@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from ..model_parts import Arrays, as_array, copied
+from ..model_parts import Arrays, as_array, copied, listed
 from ..streams import stream
 from ..tasks.base import Task
 from ..tasks.checks import model_inputs
@@ -18,6 +18,7 @@ from ..types import Array, IntArray, Params
 from .training import Tensor, torch
 from .training.batched import BatchedTrainer
 from .training.dropout import with_masks
+from .training.failures import located, own_code
 from .training.fast import FastTrainer, choose_forward, keep_freed_memory
 from .training.route import Form, Route, product_precision
 from .training.serial import LocalJob, LocalResult, LocalWork, losses_of, train_serial
@@ -111,10 +112,12 @@ class ClientRunner:
         losses = None
         if squares:
             losses = self._losses
+        when = f"local training failed in round {round + 1}"
         with product_precision(self._device, self._precision):
             if self._batched is not None:
                 squares = losses is not None
-                return self._batched.train(jobs, params_d, work, drift_nd, squares)
+                with located(f"{when}, with clients {listed(map(str, clients))} at once"):
+                    return self._batched.train(jobs, params_d, work, drift_nd, squares)
             results = []
             for place, job in enumerate(jobs):
                 drift_d = None
@@ -127,7 +130,10 @@ class ClientRunner:
                     train_one = partial(train_one, rest=rests[place])
                 # What draws does so whatever client was trained before.
                 rng = stream(self._seed, "dropout", round, clients[place])
-                with seeded(rng, self._device, self._may_draw):
+                with (
+                    located(f"{when}, with client {clients[place]}"),
+                    seeded(rng, self._device, self._may_draw),
+                ):
                     results.append(train_one(x, y, params_d, work, *how))
             return results
 
@@ -166,7 +172,8 @@ class ClientRunner:
             torch.split(y, size),
             strict=True,
         ):
-            total += self._score(params_d, [(x_batch, rest)], y_batch)[0]
+            with located(f"the loss of the model on the data of client {client} failed"):
+                total += self._score(params_d, [(x_batch, rest)], y_batch)[0]
         return total / len(x)
 
     def test(
@@ -186,7 +193,8 @@ class ClientRunner:
             batch.append((model_inputs(self._task, x), arrays))
             targets.append(y)
         y = together(targets)
-        loss, output = self._score(params_d, batch, y)
+        with located(f"the evaluation of the model failed on {len(y)} test examples"):
+            loss, output = self._score(params_d, batch, y)
         if look is None:
             return loss, None
         return loss, look(as_array(output), y.cpu().numpy())
@@ -209,11 +217,13 @@ class ClientRunner:
             found = []
             for x, arrays in batch:
                 self._tensors.load_rest(arrays)
-                found.append(self._forward(x))
+                with own_code():
+                    found.append(self._forward(x))
             output = together(found)
             # A mean over the batch; batches may differ in length, so that sums over examples are
             # added.
-            loss = self._task.loss(output, y).item() * len(y)
+            with own_code():
+                loss = self._task.loss(output, y).item() * len(y)
         return loss, output
 
     def _forgetful(self, x: Tensor) -> Tensor:

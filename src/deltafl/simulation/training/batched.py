@@ -27,6 +27,7 @@ from ...tasks.losses import Loss
 from ...types import Params
 from .dense import ALIGNMENT, DenseChain, Stretch
 from .dropout import Masks, masked_layers
+from .failures import own_code
 from .fast import CPU, Descent
 from .graphs import CapturedStep, CudaCapture
 from .schedule import Schedule, schedule_of
@@ -296,7 +297,8 @@ class BatchedTrainer:
                 if job.augment is not None:
                     # Without the padding, for which the client's generator has drawn nothing.
                     for step, size in enumerate((weight_knb[:, i] > 0).sum(dim=1).tolist()):
-                        x[step, i, :size] = job.augment(x[step, i, :size])
+                        with own_code():
+                            x[step, i, :size] = job.augment(x[step, i, :size])
             # A chain, which takes several steps at once, has no such layers.
             drawn = tuple(mask[None] for mask in masks.draw(active))
             yield first, Stretch(x, y, weight_knb, drawn)
@@ -320,15 +322,16 @@ class BatchedTrainer:
             cast = [part.detach().to(self._dtype).requires_grad_() for part in params]
             if x.is_floating_point():
                 x = x.to(self._dtype)
-            output = self._forward(cast, x, *masks)
-            # Places of sequences before examples, as in the output.
-            loss_nb = self._losses(output.float(), y.movedim(1, -1))
-            loss_nb = loss_nb.reshape(len(y), -1, y.shape[1]).mean(dim=1)
-            found = torch.autograd.grad(
-                (loss_nb * weight_nb).sum(),
-                cast,
-                materialize_grads=True,
-            )
+            with own_code():
+                output = self._forward(cast, x, *masks)
+                # Places of sequences before examples, as in the output.
+                loss_nb = self._losses(output.float(), y.movedim(1, -1))
+                loss_nb = loss_nb.reshape(len(y), -1, y.shape[1]).mean(dim=1)
+                found = torch.autograd.grad(
+                    (loss_nb * weight_nb).sum(),
+                    cast,
+                    materialize_grads=True,
+                )
             for gradient, value in zip(gradients, found, strict=True):
                 gradient.copy_(value)
             return loss_nb.detach()

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from ...model_parts import copied
 from ...tasks.losses import Loss
 from ...types import IntArray, Params, Rng
+from .failures import own_code
 from .serial import (
     Augmented,
     LocalResult,
@@ -146,12 +147,13 @@ class FastTrainer:
             own = own._replace(drift_step=drift_step_d)
         for x_batch, y_batch in _examples(x, y, batches):
             varied = x_batch
-            if augment is not None:
-                varied = augment(x_batch)
-            output = self._forward(varied)
-            batch_loss = self._loss(output, y_batch)
-            # Unused parameters have gradients of 0, as in the reference.
-            gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
+            with own_code():
+                if augment is not None:
+                    varied = augment(x_batch)
+                output = self._forward(varied)
+                batch_loss = self._loss(output, y_batch)
+                # Unused parameters have gradients of 0, as in the reference.
+                gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
             for param, piece in zip(self._params, self._pieces, strict=True):
                 take_back(param, piece)  # as ``flatten_parameters()`` of an LSTM asks for on a GPU
             # Of an Embedding they may be sparse.

@@ -17,6 +17,7 @@ from torch.nn import functional
 from ...model_parts import Arrays, ModelParts
 from ...tasks.losses import Loss, cross_entropy, squared_error
 from ...types import IntArray, Params, Rng
+from .failures import own_code
 from .tensors import ModelTensors
 
 #: ``losses(output, y)``: the loss of each example.
@@ -235,12 +236,13 @@ def train_serial(
         tensors.load(current_d)
         x_batch = x[rows]
         y_batch = y[rows]
-        if augment is not None:
-            x_batch = augment(x_batch)
-        output = model(x_batch)
-        batch_loss = loss(output, y_batch)
-        model.zero_grad()
-        batch_loss.backward()
+        with own_code():
+            if augment is not None:
+                x_batch = augment(x_batch)
+            output = model(x_batch)
+            batch_loss = loss(output, y_batch)
+            model.zero_grad()
+            batch_loss.backward()
         tensors.take_back()
         gradient_d = tensors.gradient()
         if noise is not None:

@@ -1,0 +1,53 @@
+"""What a user's model, loss or augment raises in the middle of a run, as one sentence."""
+
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...errors import OWN_ERRORS, DeltaflError, in_one_line
+
+_MARK = "raised_by_own_code"
+#: Files that no user wrote: this package, Python's, and those that are installed.
+_OF_OTHERS = (
+    str(Path(__file__).parents[2]),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+)
+
+
+@contextmanager
+def own_code() -> Iterator[None]:
+    """Mark what the user's code raises, and let it through: who tries a model out looks at its
+    type.
+    """
+    try:
+        yield
+    except OWN_ERRORS as error:
+        setattr(error, _MARK, True)
+        raise
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Turn an error that ``own_code`` has marked into a sentence; a fault of this library keeps its
+    traceback.
+    """
+    try:
+        yield
+    except DeltaflError as error:
+        if not hasattr(error, _MARK):
+            raise
+        raise DeltaflError(f"{where}: {error}") from error
+    except OWN_ERRORS as error:
+        if not hasattr(error, _MARK):
+            raise
+        raise DeltaflError(f"{where}: {in_one_line(error)}{_line(error)}") from error
+
+
+def _line(error: BaseException) -> str:
+    """The innermost line of a file of the user's, in brackets; empty if there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_OF_OTHERS):
+            return f" ({Path(frame.filename).name} line {frame.lineno})"
+    return ""
