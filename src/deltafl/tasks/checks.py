@@ -4,7 +4,7 @@ Every mistake is one sentence, before an experiment starts.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isnan, nan, prod, sqrt
 from reprlib import repr as shown
@@ -415,10 +415,7 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
             lambda: model(x),
         )
         if not isinstance(output, torch.Tensor):
-            raise DeltaflError(
-                f"the model returned {type(output).__name__} {mode}; it must return one tensor: "
-                "wrap it in a module whose forward picks that, such as self.model(x).logits"
-            )
+            raise _no_tensor(output, mode)
         shape = tuple(output.shape)
         # In training there may be more, as of auxiliary heads: only the loss reads them.
         if task.knows_accuracy and not training:
@@ -470,6 +467,32 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
             "output by torch alone, without detach, item or no_grad, and leave a parameter of the "
             "model trainable"
         )
+
+
+def _no_tensor(output: object, mode: str) -> DeltaflError:
+    """The error for an output that is no tensor, with the line that makes it one."""
+    picked = _picked(output)
+    # Such as a model that has outputs of auxiliary heads in training alone.
+    if mode == "in training":
+        picked = f"output if isinstance(output, torch.Tensor) else {picked}"
+    return DeltaflError(
+        f"the model returned {type(output).__name__} {mode}; it must return one tensor, which the "
+        "loss gets: in make_model write model.register_forward_hook("
+        f"lambda model, inputs, output: {picked})"
+    )
+
+
+def _picked(output: Any) -> str:
+    """How a tensor is picked from an output, best its logits; ``out`` as torchvision has it."""
+    from .modules import torch
+
+    names = [*output] if isinstance(output, Mapping) else [*getattr(output, "__dict__", {})]
+    for name in ("logits", "out", *names):
+        if isinstance(output, Mapping) and isinstance(output.get(name), torch.Tensor):
+            return f"output[{name!r}]"
+        if isinstance(getattr(output, str(name), None), torch.Tensor):
+            return f"output.{name}"
+    return "output[0]"
 
 
 def _require_classes(task: Task, shape: tuple[int, ...], y: Tensor) -> None:
