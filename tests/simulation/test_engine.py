@@ -345,10 +345,11 @@ def test_models_of_a_script_are_sent_and_what_cannot_be_is_named() -> None:
             engine.evaluate(engine.initial_params())
 
 
-def test_errors_of_a_model_come_back_with_their_traceback() -> None:
+def test_errors_of_a_model_come_back_with_their_line() -> None:
+    words = r"round 1, with client \d: ZeroDivisionError: no loss \(test_engine.py line"
     with Workers(2) as workers:
-        engine = Engine(make_task(loss=failing_loss), WORK, 0, workers)
-        with pytest.raises(RuntimeError, match="no loss"):
+        engine = Engine(make_task(loss=failing_loss), replace(WORK, batch_size=None), 0, workers)
+        with pytest.raises(DeltaflError, match=words):
             engine.train(engine.initial_params(), 0, np.arange(6))
 
 

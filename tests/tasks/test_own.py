@@ -441,13 +441,6 @@ def test_unusual_tasks_that_are_right(given: dict[str, Any]) -> None:
     check_task(replace(good(), **given), "mine.py", 0)
 
 
-# A model that cannot take a single example.
-SINGLE = [
-    torch.nn.Unflatten(1, (3, 1)),
-    torch.nn.GroupNorm(3, 3),
-    torch.nn.Flatten(),
-    torch.nn.Linear(3, 2),
-]
 ONE_HOT = np.eye(2, dtype=np.float32)[Y]
 BROKEN: dict[str, dict[str, Any]] = {
     "train_x has 9 rows and train_y 10": data(train_x=X[:9]),
@@ -538,9 +531,6 @@ BROKEN: dict[str, dict[str, Any]] = {
     "one seed gives the losses": {"loss": Growing()},
     "the model does not take inputs of shape (2, 3)": {"make_model": lambda: torch.nn.Linear(4, 2)},
     "the model returned tuple in training": {"make_model": lambda: Two(3, 2)},
-    "inputs of shape (1, 3): ValueError: Expected more than 1": {
-        "make_model": lambda: torch.nn.Sequential(*SINGLE)
-    },
     "the loss failed on output (2, 2) and y (2,)": {"loss": torch.nn.functional.mse_loss},
     "the loss is a sum over the minibatch": {"loss": torch.nn.CrossEntropyLoss(reduction="sum")},
     "it must be the minibatch's mean": {"loss": lambda output, y: output},

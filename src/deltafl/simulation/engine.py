@@ -18,6 +18,7 @@ from ..model_parts import Arrays, NamedArrays
 from ..plan import NO_REST
 from ..scale.rows import together
 from ..tasks.base import Task
+from ..tasks.checks import check_single
 from ..tasks.dataset import Dataset
 from ..tasks.metrics import Look, outputs, right
 from ..types import FloatArray, IntArray, Params, Reports
@@ -88,6 +89,8 @@ class Engine:
                 f"task {task.name!r}: initial_params has shape {self._initial_d.shape}, its model "
                 f"needs {random_d.shape}"
             )
+        if any(work.has_single(len(rows)) for rows in task.client_rows):
+            check_single(task, seed)
         self.route = kept or choose_route(model, task, work, how or Computation())
         self._form = form_of(model, task, work, self.route)
         data = task.dataset

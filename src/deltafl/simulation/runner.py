@@ -86,12 +86,12 @@ class ClientRunner:
         self._may_draw = (
             form.path == "serial" or task.augment is not None or losses_of(task.loss) is None
         )
-        # For evaluations; trainers choose their own.
-        example = model_inputs(self._task, self._data[2][:1])
+        # For evaluations; trainers choose their own. Two, for some models do not take one alone.
+        examples = model_inputs(self._task, self._data[2][:2])
         self._forward: Callable[[Tensor], Tensor] = self._forgetful
         with product_precision(device), seeded(stream(seed, "dropout"), device):
             # Of forms other than serial this is known for training alone.
-            forgets = not remembers(model, example, training=False)
+            forgets = not remembers(model, examples, training=False)
         if forgets:
             self._forward = choose_forward(model, self._data[2])
 

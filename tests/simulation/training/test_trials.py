@@ -19,9 +19,16 @@ from deltafl.model_parts import split
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.dense import DenseChain
 from deltafl.simulation.training.fast import choose_forward
-from deltafl.simulation.training.route import Route, incompatibility, vectorized_incompatibility
-from deltafl.simulation.training.serial import LocalWork
-from deltafl.tasks import Dataset, Task, cross_entropy
+from deltafl.simulation.training.route import (
+    Computation,
+    Route,
+    incompatibility,
+    numbers_per_example,
+    vectorized_incompatibility,
+)
+from deltafl.simulation.training.serial import LocalWork, minibatches
+from deltafl.streams import stream
+from deltafl.tasks import Dataset, Task, check_task, cross_entropy, squared_error
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(80, 6)).astype(np.float32)
@@ -287,3 +294,54 @@ def test_a_state_dict_of_strange_arrays_is_refused() -> None:
 
     with pytest.raises(DeltaflError, match=r"'x0.weight', which is none of its parameters"):
         Engine(task_of(partial(chain, False, strange)), WORK, 0)
+
+
+def normed() -> nn.Sequential:
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    return nn.Sequential(nn.Linear(6, 8), norm, nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("size", [2, 7, None])
+def test_statistics_of_the_minibatch_alone_are_for_minibatches_of_two_or_more(
+    size: int | None,
+) -> None:
+    """Of 9, 14, 6, 11 and 20 examples the last of a pass have at least two in sevens."""
+    work = LocalWork(lr=0.1, epochs=1, batch_size=size)
+    task = task_of(normed)
+    check_task(task, "made up", 0)
+    if size == 2:
+        with pytest.raises(DeltaflError, match=r"have one example.*more than 1 value per channel"):
+            Engine(task, work, 0)
+        # Minibatches of nine end before the last one.
+        Engine(task, LocalWork(lr=0.1, steps=3, batch_size=2), 0)
+        return
+    engine = Engine(task, work, 0)
+    start_d = engine.initial_params()
+    update_nd = engine.train(start_d, 0, np.arange(5)).update_nd
+    for client, row_n in enumerate(ROWS):
+        model = normed()
+        nn.utils.vector_to_parameters(torch.tensor(start_d), model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for place_b in minibatches(len(row_n), work, stream(0, "batches", 0, client)):
+            rows = row_n[place_b]
+            optimizer.zero_grad()
+            output = model(torch.tensor(X[rows]))
+            loss = nn.functional.cross_entropy(output, torch.tensor(Y[rows]))
+            torch.autograd.backward(loss)
+            optimizer.step()
+        end_d = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+        np.testing.assert_allclose(update_nd[client], end_d - start_d, rtol=0, atol=1e-6)
+    nn.utils.vector_to_parameters(torch.tensor(start_d), model.parameters())
+    output = model.eval()(torch.tensor(DATA.test_x)).argmax(1).numpy()
+    assert engine.evaluate(start_d).accuracy == (output == DATA.test_y).mean()
+
+
+def test_other_trials_do_not_ask_such_a_model_for_one_example() -> None:
+    """A GPU, and bfloat16, ask for more than the usual path."""
+    assert numbers_per_example(normed(), task_of(normed)) >= 8 + 8 + 8 + 3
+    data = Dataset("numbers", X[:60], X[:60, 0], X[60:], X[60:, 0], 0)
+    make: Any = lambda: nn.Sequential(normed()[:3], nn.Linear(8, 1), nn.Flatten(0))  # noqa: E731
+    task = Task("numbers", data, ROWS, make, squared_error, metric="loss")
+    work = LocalWork(lr=0.1, epochs=1, batch_size=7)
+    with pytest.raises(DeltaflError, match="mixes the examples of a minibatch"):
+        Engine(task, work, 0, how=Computation(precision="bfloat16"))

@@ -436,8 +436,9 @@ def _cohort_incompatibility(model: nn.Module, task: Task) -> str | None:
             "the loss of a single example is known for cross_entropy of labels 0, 1, ... and "
             "squared_error only"
         )
+    x, _ = first_examples(task)
     with torch.no_grad():
-        if is_cross_entropy(task.loss) or model(example_of(task)).shape == (1,):
+        if is_cross_entropy(task.loss) or model(x).shape == x.shape[:1]:
             return None
     return "the squared error of a single example is known for one number per example only"
 
@@ -547,9 +548,13 @@ def numbers_per_example(model: nn.Module, task: Task) -> int:
             if isinstance(part, nn.Conv2d):
                 counted.append(output[0, 0].numel() * part.weight[0].numel())
 
+    # Batch normalization refuses to train with one example.
+    trial = copied(model).eval()
     with register_module_forward_hook(count), torch.no_grad():
-        # Batch normalization refuses to train with one example.
-        copied(model).eval()(example_of(task))
+        try:
+            trial(example_of(task))
+        except ValueError:  # without running statistics it takes none alone
+            trial(first_examples(task)[0])
     return sum(counted)
 
 

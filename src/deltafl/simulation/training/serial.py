@@ -76,6 +76,13 @@ class LocalWork:
             return self.steps
         return (self.epochs or 1) * self.batches_a_pass(num_examples)
 
+    def has_single(self, num_examples: int) -> bool:
+        """Whether a minibatch of a client with so many examples has one."""
+        size = self.minibatch_size(num_examples)
+        # The last of a pass may not come.
+        ends = self.num_steps(num_examples) >= self.batches_a_pass(num_examples)
+        return size == 1 or (ends and num_examples % size == 1)
+
 
 class LocalJob(NamedTuple):
     """The local training of one client in a round; see ``train_serial``."""
