@@ -14,6 +14,7 @@ What makes it faster on one core (``benchmarks/local_training.py`` measures it):
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -200,6 +201,14 @@ def choose_forward(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
     """
     if x.dim() != 4 or x.device.type != "cpu":
         return model
+    some = _like(x)
+    norms = _GroupNorms()
+    try:
+        with norms:
+            expected = torch.as_tensor(model(some.clone()))
+    except RuntimeError:  # some models do not take any numbers
+        return model
+    agrees = partial(_agrees, trained=[*trained_parameters(model).values()], expected=expected)
     length = _tiled_length(model)
     # Of the CPU: ONEDNN_MAX_CPU_ISA may hold oneDNN back, which costs time alone.
     has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -210,7 +219,7 @@ def choose_forward(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
         def tiled(x: Tensor) -> Tensor:
             return torch.as_tensor(head(features(x.to_mkldnn()).to_dense()))
 
-        if _runs(tiled, model, x):
+        if agrees(tiled, some):
             return tiled
 
     def last(x: Tensor) -> Tensor:
@@ -219,7 +228,7 @@ def choose_forward(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
         stored = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
         return torch.as_tensor(model(stored.permute(0, 3, 1, 2)))
 
-    if _corrupts_memory(model) or _normalises_data(model, x) or not _runs(last, model, x):
+    if _corrupts_memory(model) or norms.of_data or not agrees(last, some):
         return model
     return last
 
@@ -266,15 +275,6 @@ class _GroupNorms(TorchFunctionMode):
         return output
 
 
-def _normalises_data(model: nn.Module, x: Tensor) -> bool:
-    """Whether ``_GroupNorms`` finds one."""
-    norms = _GroupNorms()
-    # What does not run on such examples is found by ``_runs``.
-    with norms, suppress(RuntimeError):
-        model(_like(x))
-    return norms.of_data
-
-
 def _like(x: Tensor) -> Tensor:
     """Two examples; from a generator of its own, so that those of the run stay where they are."""
     return torch.rand(2, *x.shape[1:], generator=torch.Generator().manual_seed(0))
@@ -283,7 +283,7 @@ def _like(x: Tensor) -> Tensor:
 def _tiled_length(model: nn.Module) -> int:
     """The number of layers before the first Flatten if all have tiles, else 0.
 
-    Options that oneDNN does not know it refuses, see ``_runs``.
+    Options that oneDNN does not know it refuses, see ``_agrees``.
     """
     if type(model) is not nn.Sequential or has_hooks(model):
         return 0
@@ -295,22 +295,20 @@ def _tiled_length(model: nn.Module) -> int:
     return 0
 
 
-def _runs(
+def _agrees(
     forward: Callable[[Tensor], Tensor],
-    model: nn.Module,
-    x: Tensor,
+    some: Tensor,
+    trained: list[nn.Parameter],
+    expected: Tensor,
 ) -> bool:
-    """Whether a way to run the model gives what the model gives, and gradients without an error."""
-    some = _like(x)
-    trained = list(trained_parameters(model).values())
+    """Whether a way to run a model gives what is expected, and gradients without an error."""
     try:
         output = forward(some)
         torch.autograd.grad(output.sum(), trained, allow_unused=True)
     except RuntimeError:
         return False
-    with torch.no_grad():
-        # For a model may look at the strides of what it gets.
-        return is_close(output, torch.as_tensor(model(some)))
+    # For a model may look at the strides of what it gets.
+    return is_close(output, expected)
 
 
 def keep_freed_memory() -> None:
