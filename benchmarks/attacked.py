@@ -319,11 +319,11 @@ def silent(clients: Mapping[str, int]) -> list[Vector]:
         cohort = federation.open(federation.keys)
         x = federation.arrays()["x"]
         replies = {}
-        for client in cohort.client_n.tolist():
-            number = number_of[federation.keys[client]]
+        for key in federation.keys_of(cohort):
+            number = number_of[key]
             if number != LIAR:
                 arrays = {"x": lambda number=number, x=x: trained(x, number)}
-                replies[client] = read_reply(arrays, {"loss": loss(x, number)}, {})
+                replies[key] = read_reply(arrays, {"loss": loss(x, number)}, {})
         federation.close(cohort, replies)
         models.append(federation.params_d.copy())
     return models

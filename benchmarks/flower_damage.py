@@ -54,13 +54,13 @@ def play(federation: Federation, rounds: int, start: int, root: Path | None = No
         cohort = federation.open(federation.keys)
         rng = np.random.default_rng([start, federation.current.round])
         replies = {
-            client: ClientReply(
+            key: ClientReply(
                 {
                     n: (a + rng.normal(size=a.shape)).astype(a.dtype)
                     for n, a in federation.arrays().items()
                 }
             )
-            for client in cohort.client_n.tolist()
+            for key in federation.keys_of(cohort)
         }
         federation.close(cohort, replies)
         if root is not None:

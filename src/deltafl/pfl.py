@@ -8,11 +8,12 @@ unbiased estimate survives. So the last postprocessor hands on, in place of that
 never ahead of another's end: all samplers work but those that need an oracle.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from .samplers.census import output_layer
 from .scale.state_file import load_state, save_state
 from .store.sealed import read_array, write_sealed
 from .streams import stream
-from .types import FloatArray, Params, RoundInfo, as_number
+from .types import Params, RoundInfo, as_number
 
 require("pfl", "pfl")
 
@@ -133,17 +134,20 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             return await gather(model, training_algorithm, central_context=context)
 
         def close() -> Any:
-            sent_n, reply_n, received = users.replies()
-            sound_n = [buffers.fault(arrays) is None for arrays in received]
-            updates = [
-                plan.as_sent(cohort, update_d[None])[0] if sound else None
-                for update_d, sound in zip(sent_n, sound_n, strict=True)
-            ]
+            received = users.take()
+            updates: list[Params | None] = []
+            for user in received:
+                update_d = None
+                if buffers.parts.value_fault(user.buffers) is None:
+                    update_d = plan.as_sent(cohort, user.update_d[None])[0]
+                updates.append(update_d)
+            sound_n = [update_d is not None for update_d in updates]
             round = Accumulator(plan, state, cohort)
-            round.add_rows(updates, reports_of(reply_n, sound_n))
+            round.add_rows(updates, reports_of([user.reply for user in received], sound_n))
             self.state, info = round.close()
-            used = list(compress(received, round.reports.responded_n))
-            buffers.average(used, round.coef_n, median=plan.part("clip") is not None)
+            used = [user.buffers for user in compress(received, round.reports.responded_n)]
+            robust = plan.part("clip") is not None
+            buffers.put(mean_rest(buffers.parts, buffers.sent, used, round.coef_n, median=robust))
             self.history.append(info)
             numbers = round_metrics(info).items()
             logged = Metrics([(f"deltafl | {name}", number) for name, number in numbers])
@@ -184,13 +188,12 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         """Turn everybody's updates into answers to the census."""
         census = self.plan.census
         seed = self.plan.seed
-        updates, _, _ = self._users.replies()
         assert census is not None
         layer = output_layer(shapes)
         answers = []
-        for client, update_d in enumerate(updates):
+        for client, user in enumerate(self._users.take()):
             rng = stream(seed, "census", 0, client)
-            answers.append(census.answer(update_d, layer, seed, rng))
+            answers.append(census.answer(user.update_d, layer, seed, rng))
         self._answers = np.array(answers)
         self.plan = self.plan.with_census(self._answers)
 
@@ -239,19 +242,13 @@ class _Buffers:
             tensor = self._module.get_buffer(name)
             tensor.copy_(tensor.new_tensor(arrays[name]))
 
-    def fault(self, arrays: Arrays) -> str | None:
-        """What is wrong with a user's, or None."""
-        return self.parts.value_fault(arrays)
 
-    def average(
-        self,
-        received: list[Arrays],
-        coef_n: FloatArray,
-        median: bool,
-    ) -> None:
-        """Give the model the mean of what users made of them, as the other hosts do."""
-        if self.sent:
-            self.put(mean_rest(self.parts, self.sent, received, coef_n, median))
+class _Received(NamedTuple):
+    """What a user sent."""
+
+    update_d: Params
+    reply: ClientReply
+    buffers: Arrays
 
 
 class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
@@ -267,7 +264,7 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         self.close: Callable[[], Any]
         self.buffers: _Buffers
         self._training = -1
-        self._received: dict[int, tuple[Params, ClientReply, Arrays]] = {}
+        self._received: dict[int, _Received] = {}
 
     def __next__(self) -> Any:
         raise NotImplementedError("a cohort is drawn as a whole")
@@ -302,7 +299,7 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         known = [name for name in _REPORTED if name in metrics]
         reported = {name: as_number(get_overall_value(metrics[name])) for name in known}
         reply = read_reply({}, reported, {})
-        self._received[self._training] = update_d, reply, self.buffers.read()
+        self._received[self._training] = _Received(update_d, reply, self.buffers.read())
         return stats, Metrics()
 
     def postprocess_server(
@@ -315,10 +312,8 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         """The step of the round."""
         return self.close()
 
-    def replies(self) -> tuple[list[Params], list[ClientReply], list[Arrays]]:
-        """Updates, reports and buffers in the cohort's order, from all processes; then they are
-        forgotten.
-        """
+    def take(self) -> list[_Received]:
+        """What users sent, in the cohort's order, from all processes; then it is forgotten."""
         received = self._received
         self._received = {}
         workers = self._get_ops().distributed
@@ -327,13 +322,8 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
 
             shares: list[Any] = [None] * workers.world_size
             torch.distributed.all_gather_object(shares, received)
-            received = {client: reply for share in shares for client, reply in share.items()}
-        in_order = [received[client] for client in self.clients]
-        return (
-            [update_d for update_d, _, _ in in_order],
-            [reply for _, reply, _ in in_order],
-            [arrays for _, _, arrays in in_order],
-        )
+            received = dict(ChainMap(*shares))
+        return [received[client] for client in self.clients]
 
 
 def _check(

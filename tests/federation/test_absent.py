@@ -36,10 +36,7 @@ def rounds(
         sent = fed.arrays()["x"]
         fed.close(
             cohort,
-            {
-                client: ClientReply({"x": sent + step_of(fed.keys[client])}, loss=1.0)
-                for client in cohort.client_n.tolist()
-            },
+            {key: ClientReply({"x": sent + step_of(key)}, loss=1.0) for key in fed.keys_of(cohort)},
         )
         if save_to is not None:
             save(save_to, fed)

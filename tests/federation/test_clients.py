@@ -84,9 +84,7 @@ def test_the_availability_of_a_newcomer_is_soon_its_own(tmp_path: Path) -> None:
     def rounds(number: int, present: list[str]) -> None:
         for _ in range(number):
             cohort = fed.open(present)
-            fed.close(
-                cohort, {client: ClientReply(fed.arrays()) for client in cohort.client_n.tolist()}
-            )
+            fed.close(cohort, {key: ClientReply(fed.arrays()) for key in fed.keys_of(cohort)})
 
     fed = federation("uniform", m=6, absent_after=None)
     rounds(200, fed.keys[:3])

@@ -175,14 +175,8 @@ def test_clients_that_are_away_in_an_outage_do_not_count_as_connected() -> None:
     for number in range(60):
         here = fed.keys if number % 2 else fed.keys[:5]
         cohort = fed.open(here)
-        fed.close(
-            cohort,
-            {
-                client: ClientReply(fed.arrays())
-                for client in cohort.client_n.tolist()
-                if number < 20
-            },
-        )
+        answers = {key: ClientReply(fed.arrays()) for key in fed.keys_of(cohort) if number < 20}
+        fed.close(cohort, answers)
     assert sum("no reply could be used" in sentence for sentence in fed.warnings) == 40
     assert list(rates_of(fed).values()) == pytest.approx([1.0] * 5 + [31 / 61] * 3)
 

@@ -45,7 +45,8 @@ def lie(fed: Federation, size: float, label: str = "uniform") -> int:
         if 0 in replies:
             replies[0] = ClientReply({"x": np.full(3, size, np.float32)}, loss=1.0)
             done = True
-        refused += len(fed.close(cohort, replies).rejected)
+        by_key = {fed.keys[client]: reply for client, reply in replies.items()}
+        refused += len(fed.close(cohort, by_key).rejected)
     return refused + len(play_once(fed, lambda client: honest(fed, client)).rejected)
 
 

@@ -52,7 +52,7 @@ def admit(fed: Federation, sizes: dict[str, int]) -> None:
     fed.admit({key: ClientInfo(size, shares[key]) for key, size in sizes.items()})
     census = fed.plan.census
     if census is not None:
-        length = census.length(fed.num_params)
+        length = census.length(fed.layout.num_params)
         keys = fed.unanswered()
         numbers = {key: stream(0, "data", client=sizes[key]).normal(size=length) for key in keys}
         fed.answer({key: tuple(answer_k.tolist()) for key, answer_k in numbers.items()})
@@ -63,7 +63,8 @@ def play_once(fed: Federation, answer: Callable[[int], ClientReply | None]) -> R
     cohort = fed.open(fed.keys)
     replies = {client: answer(client) for client in cohort.client_n.tolist()}
     return fed.close(
-        cohort, {client: reply for client, reply in replies.items() if reply is not None}
+        cohort,
+        {fed.keys[client]: reply for client, reply in replies.items() if reply is not None},
     )
 
 

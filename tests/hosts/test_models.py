@@ -37,7 +37,7 @@ def test_rounds_are_those_of_the_core(play: Any, label: str, name: str) -> None:
 
     played = play(label, m=M, rounds=ROUNDS, model=start, work=work, **kind.settings)
     assert received == set(kind.sent(start))
-    assert played.federation.num_params == length
+    assert played.federation.layout.num_params == length
     found = played.models
     assert len(found) == len(expected) == ROUNDS
     for model, arrays in zip(found, expected, strict=True):

@@ -199,7 +199,7 @@ def test_a_federation_reads_codes_and_whole_models() -> None:
         2: read_reply(empty, {"loss": 1.0}, {"code": report["code"][1:]}),
         3: read_reply(empty, {"loss": 1.0}, {"code": ["nan"] * len(report["code"])}),
     }
-    info = fed.close(cohort, replies)
+    info = fed.close(cohort, {fed.keys[client]: reply for client, reply in replies.items()})
     assert [reply.client for reply in info.rejected] == [2, 3]
     assert all("the code is not" in reply.reason for reply in info.rejected)
     vector_d = np.concatenate([part.ravel() for part in trained[0].values()])

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from deltafl import DeltaflError
-from deltafl.store.files import opened, private_folder, read_text, sync_folder, write_atomically
+from deltafl.store.files import make_folder, opened, read_text, sync_folder, write_atomically
 
 
 def make_link(path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
     path.with_name("file.part").symlink_to(tmp_path / "elsewhere")
     write_atomically(path, "new, ", b"in bytes", private=True)
     assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"file": "new, in bytes"}
-    private_folder(tmp_path / "own")
+    make_folder(tmp_path / "own", private=True)
     assert [each.stat().st_mode & 0o777 for each in (path, tmp_path / "own")] == [0o600, 0o700]
 
 

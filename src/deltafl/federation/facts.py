@@ -5,32 +5,31 @@ A fact has one name in messages, in a node's config, in the arguments of ``regis
 clients said is in the header of a saved state, under the name of that setting.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 from ..errors import DeltaflError, is_in, printable
 
+#: Beyond it sums would lose the other clients' costs.
+LEAST_COST = 1e-9
+_COSTS = f"[{LEAST_COST:g}, 1e9]"
 
-class Fact(ABC):
+
+class Fact(NamedTuple):
     """One of them. What a client says is its own word: ``fault`` judges whatever that is."""
 
-    name: ClassVar[str]
-    setting: ClassVar[str]
+    name: str
+    setting: str
     #: Of ``Population.from_sizes``.
-    column: ClassVar[str]
-
-    @abstractmethod
-    def plain(self, said: Any) -> Any:
-        """What a client says, as every message can hold it."""
-
-    @abstractmethod
-    def fault(self, said: object, wanted: Any) -> str | None:
-        """What is wanted, as a clause, if a client has said something else."""
-
-    @abstractmethod
-    def example(self, wanted: Any, client: int) -> Any:
-        """What the client of this number might say, before anybody has registered."""
+    column: str
+    #: What a client says, as every message can hold it.
+    plain: Callable[[Any], Any]
+    #: (what a client has said, what the server wants) -> what that is, as a clause, if it is
+    #: something else.
+    fault: Callable[[object, Any], str | None]
+    #: (what the server wants, a number) -> what that client might say, before anybody has
+    #: registered.
+    example: Callable[[Any, int], Any]
 
     def read(self, given: Mapping[str, Any], wanted: Any) -> Any:
         """What a client reported; a ``DeltaflError`` says what it is to report."""
@@ -44,50 +43,45 @@ class Fact(ABC):
         )
 
 
-class Stratum(Fact):
-    """The client's region or the like, one of those that the server names."""
-
-    name = "stratum"
-    setting = "strata"
-    column = "strata"
-
-    def plain(self, said: Any) -> str:
-        return str(said)
-
-    def fault(self, said: object, wanted: Any) -> str | None:
-        if isinstance(said, str) and said in wanted:
-            return None
-        return f"knows the strata {', '.join(map(printable, wanted))}"
-
-    def example(self, wanted: Any, client: int) -> str:
-        return str([*wanted][client % len(wanted)])
+def _stratum_fault(said: object, wanted: Any) -> str | None:
+    if isinstance(said, str) and said in wanted:
+        return None
+    return f"knows the strata {', '.join(map(printable, wanted))}"
 
 
-class Cost(Fact):
-    """What a round of the client costs, in the unit of the federation."""
+def _cost_fault(said: object, wanted: Any) -> str | None:
+    if type(said) in (int, float) and is_in(said, _COSTS):
+        return None
+    return f"wants what a round of each client costs, a number in {_COSTS}"
 
-    name = "cost"
-    setting = "costs"
-    column = "cost"
-    #: Beyond it sums would lose the other clients' costs.
-    least = 1e-9
-    allowed: ClassVar = f"[{least:g}, 1e9]"
 
-    def plain(self, said: Any) -> Any:
-        # A text that is no number goes on to the server, whose sentence the log has.
-        return said if isinstance(said, str) else float(said)
+def _plain_cost(said: Any) -> Any:
+    # A text that is no number goes on to the server, whose sentence the log has.
+    return said if isinstance(said, str) else float(said)
 
-    def fault(self, said: object, wanted: Any) -> str | None:
-        if type(said) in (int, float) and is_in(said, self.allowed):
-            return None
-        return f"wants what a round of each client costs, a number in {self.allowed}"
 
-    def example(self, wanted: Any, client: int) -> float:
+_ROWS = (
+    # The client's region or the like, one of those that the server names.
+    Fact(
+        "stratum",
+        "strata",
+        "strata",
+        plain=str,
+        fault=_stratum_fault,
+        example=lambda wanted, client: str([*wanted][client % len(wanted)]),
+    ),
+    # What a round of the client costs, in the unit of the federation.
+    Fact(
+        "cost",
+        "costs",
+        "cost",
+        plain=_plain_cost,
+        fault=_cost_fault,
         # What a budget pays for is known only with the clients: nothing is refused before.
-        return self.least
-
-
-FACTS: dict[str, Fact] = {fact.name: fact for fact in (Stratum(), Cost())}
+        example=lambda wanted, client: LEAST_COST,
+    ),
+)
+FACTS = {fact.name: fact for fact in _ROWS}
 
 
 def told(asked: Mapping[str, Any], known: Callable[[Fact], Any]) -> dict[str, Any]:

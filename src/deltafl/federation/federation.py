@@ -115,11 +115,6 @@ class Federation:
         """The global model as a flat vector."""
         return self._initial_d if self.state is None else self.state.params_d
 
-    @property
-    def num_params(self) -> int:
-        """How many numbers of the model are trained."""
-        return len(self._initial_d)
-
     @cached_property
     def frozen_digest(self) -> str:
         """What the trained arrays were trained beside, which no saved state holds."""
@@ -175,7 +170,7 @@ class Federation:
         census = self.plan.census
         if census is None:
             return []
-        length = census.length(self.num_params)
+        length = census.length(self.layout.num_params)
         return [key for key, info in self.clients.items() if len(info.aux) != length]
 
     def answer(self, answers: Mapping[str, tuple[float, ...]]) -> None:
@@ -259,8 +254,8 @@ class Federation:
         available_m = np.array([key in present for key in self.clients], np.bool_)
         return open_round(self.plan, self.current, available_m)
 
-    def close(self, cohort: Cohort, replies: Mapping[int, ClientReply]) -> RoundInfo:
-        """Close the round with the replies by client index; those that are missing did not reply.
+    def close(self, cohort: Cohort, replies: Mapping[str, ClientReply]) -> RoundInfo:
+        """Close the round with the replies by key; those that are missing did not reply.
 
         Where the model is lost, the oldest of the last good states takes its place.
         """
@@ -272,12 +267,9 @@ class Federation:
         # Whether an update is refused, a model put back or a round left out would show without
         # noise what clients sent.
         private = plan.part("dp") is not None
-        # A state that looks lost is none to return to; the first one is kept in any case.
-        if self.scales.sound or not self.kept:
-            self.kept.append(Kept(self.clients, plan, state, self.rest))
-
+        self.keep()
         trained = {name: sent[name] for name in self.layout.trained}
-        reply_n = [replies.get(client, ClientReply()) for client in client_n]
+        reply_n = [replies.get(key, ClientReply()) for key in keys]
         if plan.codes(cohort):
             reply_n = [self._decoded(reply) for reply in reply_n]
         reply_n = [self._judged(reply) for reply in reply_n]
@@ -321,12 +313,18 @@ class Federation:
             # An update far away says more of the model than replies that are faulty anyway.
             seen = info._replace(rejected=faults) if far else info
             self._go_back_if(self.scales.see(seen, losses, self.params_d))
-        places = {client: place for place, client in enumerate(client_n)}
         named = [
-            RejectedReply(client, reason + self._where(updates[places[client]]))
+            RejectedReply(client, reason + self._where(updates[client_n.index(client)]))
             for client, reason in info.rejected
         ]
         return info._replace(rejected=sorted([*named, *faults]))
+
+    def keep(self) -> None:
+        """Keep the present state, to go back to it. One that looks lost is none to return to; the
+        first one is kept in any case.
+        """
+        if self.scales.sound or not self.kept:
+            self.kept.append(Kept(self.clients, self.plan, self.current, self.rest))
 
     def _where(self, update_d: Params | None) -> str:
         """In which array an update has an entry that nothing accepts, for a message."""
@@ -344,14 +342,11 @@ class Federation:
         if symptom is None:
             return
         # The oldest, for the cause may lie some rounds before the symptom.
-        clients, plan, state, rest = self.kept[0]
+        self.clients, self.plan, state, self.rest = self.kept[0]
         self.warnings.append(f"{symptom}: the model of round {state.round} is put back")
-        if plan.memory.folder is not None:  # its rows are gone from the file
-            state = state._replace(control=init_round(plan, state.params_d).control)
+        if self.plan.memory.folder is not None:  # its rows are gone from the file
+            state = state._replace(control=init_round(self.plan, state.params_d).control)
         self.state = self._going_on_from(state)
-        self.clients = clients
-        self.plan = plan
-        self.rest = rest
         self.kept.clear()
 
     def _going_on_from(self, before: RoundState) -> RoundState:
@@ -397,14 +392,14 @@ class Federation:
         if not plan.rule.control.remembers:
             return
         changed = None if folder is None else self.rules.cohort_size(num_clients)
-        size = memory_size(rows, (num_clients, self.num_params), changed)
+        size = memory_size(rows, (num_clients, self.layout.num_params), changed)
         # What clients that have replied take is in use already, and no more is asked for it.
         held = 0
         if rows.folder is None:  # the disk has each state that is kept, and one being written
             size = size._replace(disk=size.disk // 2 * (KEPT + 1))
             if self.state is not None:
                 held = int(np.count_nonzero(self.state.responded_m))
-        held *= self.num_params * DTYPES[rows.dtype].itemsize
+        held *= self.layout.num_params * DTYPES[rows.dtype].itemsize
         try:
             require_room(size, rows, folder, "a lower n", "state_path", held)
         except DeltaflError as error:
@@ -419,11 +414,11 @@ class Federation:
         if reply.arrays is None or reply.code is None:
             return reply
         try:
-            code_c = read_numbers(reply.code, code_length(self.num_params), "the code")
+            code_c = read_numbers(reply.code, code_length(self.layout.num_params), "the code")
         except DeltaflError as error:
             return reply._replace(fault=str(error))
         with np.errstate(over="ignore"):  # what is infinite is refused, as in any reply
-            params_d = self.params_d + read_code(np.array(code_c), self.num_params)
+            params_d = self.params_d + read_code(np.array(code_c), self.layout.num_params)
         whole = self.layout.rebuild(params_d, reply.arrays)
         return reply._replace(arrays=self.layout.sent(whole))
 

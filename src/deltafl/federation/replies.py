@@ -93,7 +93,11 @@ def named(sent: object) -> Mapping[str, Any]:
 
 
 def read_info(report: object, num_aux: int, wanted: Mapping[str, Any] | None = None) -> ClientInfo:
-    """What a client reports of its data when it registers; ``wanted`` as ``Rules.wanted``."""
+    """What a client reports of its data when it registers, where a text says why it failed;
+    ``wanted`` as ``Rules.wanted``.
+    """
+    if isinstance(report, str):
+        raise DeltaflError(printable(report))
     given = named(report)
     aux = given.get(AUX)
     # What the server has not asked for it does not keep.
@@ -244,9 +248,12 @@ def mean_metrics(
     for name in names:
         if name == (by or NUM_EXAMPLES):
             continue
-        column = [(weight, metrics.get(name, np.array(nan))) for weight, metrics in replies]
         # One entry may be no number: a client without a class has no recall of it.
-        known = [(weight, numbers) for weight, numbers in column if np.isfinite(numbers).any()]
+        known = [
+            (weight, metrics[name])
+            for weight, metrics in replies
+            if name in metrics and np.isfinite(metrics[name]).any()
+        ]
         shapes = Counter(numbers.shape for _, numbers in known)
         # The commonest: one client's longer list decides nothing.
         usual = max(shapes, key=shapes.__getitem__, default=())

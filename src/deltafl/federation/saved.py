@@ -30,7 +30,7 @@ from ..scale.named_arrays import named_arrays
 from ..scale.rows import settled
 from ..scale.sound import not_sound, restored_state
 from ..scale.state_file import owner
-from ..store.files import opened, private_folder, remove
+from ..store.files import make_folder, opened, remove
 from ..store.folder import Note, owned, read_note, require_note, require_own, write_note
 from ..store.lines import append_line, cut_back, lines_in
 from ..store.machine import made_with, warn_of_other
@@ -39,7 +39,7 @@ from ..store.values import checked, parsed
 from ..types import LARGEST_AUX, NOBODY, Array, FloatArray, Json, RoundInfo
 from .clients import ClientInfo
 from .facts import FACTS
-from .federation import KEPT, Federation, Kept
+from .federation import KEPT, Federation
 from .scales import ClientScale
 
 #: The last state, and the good ones before it.
@@ -86,7 +86,7 @@ def sole_owner(folder: Path | None) -> AbstractContextManager[None]:
     """
     if folder is None:
         return nullcontext()
-    private_folder(folder)
+    make_folder(folder, private=True)
     # In the folder: what is beside a mounted one is not shared.
     return owned(folder, folder / "federation.lock", "state_path")
 
@@ -114,7 +114,7 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
     """Write the state after a round; ``anew`` deletes the states before it, which know clients
     that are forgotten.
     """
-    private_folder(folder)
+    make_folder(folder, private=True)
     memory = federation.rules.plan.memory.folder
     header = Header(
         version=_VERSION,
@@ -183,14 +183,11 @@ def _round_noted(text: bytes, where: str) -> int | None:
     """The round of a line that a federation wrote; None for a damaged one, or one of a simulated
     run, whose file is not ours to cut.
     """
-    try:
-        line = parsed(text, where)
-    except DeltaflError:
-        return None
-    if not isinstance(line, dict) or "num_selected" not in line or "cohort" in line:
-        return None
-    number = line.get("round")
-    return number if isinstance(number, int) else None
+    with suppress(DeltaflError):
+        match parsed(text, where):
+            case {"round": int(number), "num_selected": _, **other} if "cohort" not in other:
+                return number
+    return None
 
 
 def _keep_last(last: Path, before: Path, oldest: Path) -> None:
@@ -226,14 +223,7 @@ def load(folder: Path, federation: Federation) -> bool:
     for name in reversed(FILES[1:]):
         with suppress(DeltaflError):  # there is none, or one of other settings, or damaged
             _restore(folder / name, federation)
-            federation.kept.append(
-                Kept(
-                    federation.clients,
-                    federation.plan,
-                    federation.current,
-                    federation.rest,
-                )
-            )
+            federation.keep()
     # Each takes the place of the one before: the state to go on with comes last.
     header = _restore(folder / FILE, federation)
     warn_of_other(header.made_with, made_with(), str(folder / FILE))

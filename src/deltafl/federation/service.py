@@ -5,6 +5,7 @@ ask them, select, close, save, log.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from logging import INFO, WARNING
 from typing import Any
 
@@ -126,16 +127,14 @@ class Service(Federation):
         """Close the round with the replies by key, save the state, and log what happened."""
         assert self.cohort is not None
         keys = self.keys  # a state that is put back may have fewer
+        silent = [key for key in self.keys_of(self.cohort) if key not in received]
         folder = self.rules.state_path
-        clients = self.cohort.client_n.tolist()
-        replies = {client: received[keys[client]] for client in clients if keys[client] in received}
-        info = self.close(self.cohort, replies)
+        info = self.close(self.cohort, received)
         if folder is not None:
             # First: a round whose line is lost would never be seen, and one that is played again
             # is written again.
             note_round(folder, info)
             save(folder, self)
-        silent = [keys[client] for client in clients if client not in replies]
         if silent:
             self.log(WARNING, "\tno reply in time: %s", _names(silent))
         for client, reason in info.rejected:
@@ -163,20 +162,18 @@ class Service(Federation):
 
         ``received`` has the metrics of clients, or why there are none.
         """
-        weights = dict(
-            zip(
-                self.keys,
-                self.plan.population.weight_m.tolist(),
-                strict=True,
-            )
-        )
         results = {key: received.get(key, "no reply in time") for key in asked}
         failed = [(key, fault) for key, fault in results.items() if isinstance(fault, str)]
         if failed:
             text = "\tevaluation: no result from %d of %d clients; the first is %s: %s"
             key, fault = failed[0]
             self.log(WARNING, text, len(failed), len(asked), _names([key]), printable(fault, 300))
-        return {key: weights[key] for key, found in results.items() if not isinstance(found, str)}
+        weights = zip(self.keys, self.plan.population.weight_m.tolist(), strict=True)
+        return {
+            key: weight
+            for key, weight in weights
+            if key in results and not isinstance(results[key], str)
+        }
 
     def _take_census(self, present: Collection[str], ask: Ask) -> bool:
         """Ask the clients that are present and have not answered; whether anybody did.
@@ -190,7 +187,7 @@ class Service(Federation):
             return False
         for key in self._asked.keys() - self.clients.keys():
             del self._asked[key]
-        length = census.length(self.num_params)
+        length = census.length(self.layout.num_params)
         self.log(INFO, "Census: %d clients are asked for their answer", len(keys))
         asked = census_question(
             census,
@@ -236,23 +233,18 @@ class Service(Federation):
         # all do where it is 1.
         population = self.plan.population
         size_m = population.num_examples_m
-        claims = [*self.clients.items()]
-        over = [
-            key
-            for (key, info), counted in zip(claims, size_m, strict=True)
-            if info.num_examples > _SUSPICIOUS * counted
-        ]
+        claimed_m = np.array([info.num_examples for info in self.clients.values()])
+        over = list(compress(self.clients, claimed_m > _SUSPICIOUS * size_m))
         if over:
             text = "%s reported more than %g times the %d examples that max_ratio lets them count"
             self.log(WARNING, text, _names(over), _SUSPICIOUS, size_m.max())
         if population.cost_m is None:
             return
         # Honest costs differ more than sizes do.
-        far = [
-            key
-            for (key, info), counted in zip(claims, population.cost_m, strict=True)
-            if info.cost is not None and not counted / DEAREST <= info.cost <= counted * DEAREST
-        ]
+        counted_m = population.cost_m
+        cost_m = np.array([info.cost for info in self.clients.values()], np.float64)
+        is_far_m = (cost_m < counted_m / DEAREST) | (cost_m > counted_m * DEAREST)
+        far = list(compress(self.clients, is_far_m))
         if far:
             text = "%s reported more than %d times the cost that max_ratio lets them have, or less"
             self.log(WARNING, text + " than 1/%d of it", _names(far), DEAREST, DEAREST)

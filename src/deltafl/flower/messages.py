@@ -9,17 +9,16 @@ from io import BytesIO
 from math import prod
 from typing import Any, TypeVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import UnexpectedObjectContentError
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.lib import format as npy
 
 from ..errors import DeltaflError, printable
-from ..federation.exchange import RECORD, Question
 from ..federation.replies import ClientReply, Metrics, read_reply
 from ..model_parts import Arrays, listed
-from .client import CORRECTION, asked_in
+from .client import asked_in
 
 Key = TypeVar("Key")
 
@@ -140,28 +139,6 @@ def _read(name: str, array: Array) -> Any:
             f"{size} bytes of {shape}"
         )
     return array.numpy()
-
-
-def contents(
-    question: Question,
-    arrays: ArrayRecord,
-    config: ConfigRecord,
-    number: int,
-) -> Iterable[tuple[str, RecordDict]]:
-    """What each client is sent: the model, the user's config with the number of the round from 1,
-    and what deltafl asks.
-    """
-    # One for all: with mime a message would otherwise hold a second model.
-    drift = to_record(question.drift)
-    for key in question.keys:
-        # A client in this process takes entries out of its message, so only arrays are shared.
-        own = ConfigRecord({**config, "server-round": number})
-        content = RecordDict({"arrays": arrays, "config": own})
-        if question.asked:
-            content[RECORD] = ConfigRecord(question.asked)
-        if drift:
-            content[CORRECTION] = drift
-        yield key, content
 
 
 def to_record(arrays: Arrays) -> ArrayRecord:

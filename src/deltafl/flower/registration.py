@@ -22,7 +22,7 @@ from pydantic import BaseModel, StringConstraints
 from ..errors import DeltaflError, printable
 from ..federation.clients import ClientInfo
 from ..federation.exchange import RECORD
-from ..federation.replies import CURE, NO_REGISTRATION, read_info
+from ..federation.replies import CURE, NO_REGISTRATION, named, read_info
 from ..federation.rules import Rules
 from ..store import checked
 from .client import CLIENT_ID, KIND
@@ -244,9 +244,8 @@ def read_registration(
 ) -> tuple[str, ClientInfo]:
     """A client's own key and what it reports, from a reply that may hold anything."""
     report = NO_REGISTRATION if reply is None else report_in(reply)
-    if isinstance(report, str):
-        raise DeltaflError(report)
     info = read_info(report, num_aux, wanted)
-    given = {"kind": report.get(KIND), "client_id": report.get(CLIENT_ID)}
-    client = checked(Identity, given, "the answer to the registration query", CURE)
+    given = named(report)
+    own = {"kind": given.get(KIND), "client_id": given.get(CLIENT_ID)}
+    client = checked(Identity, own, "the answer to the registration query", CURE)
     return f"{client.kind}:{client.client_id}", info

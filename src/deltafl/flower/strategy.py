@@ -17,16 +17,16 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from ..errors import DeltaflError, is_in
 from ..estimators.control_variates import ControlVariate
-from ..federation.exchange import NUM_EXAMPLES, Question
+from ..federation.exchange import NUM_EXAMPLES, RECORD, Question
 from ..federation.replies import mean_metrics, round_metrics
 from ..federation.rules import check_seconds, check_whole, make_rules
 from ..federation.service import Service, serving
 from ..samplers.base import Sampler
 from ..server.optimizers import ServerOptimizer
 from ..types import RoundInfo
+from .client import CORRECTION
 from .messages import (
     by_recipient,
-    contents,
     metrics_in,
     read_apart,
     reply_in,
@@ -196,10 +196,13 @@ class DeltaStrategy(Strategy):
                 assert evaluate_fn is not None
                 return evaluate_fn(server_round + done, arrays)  # Flower counts from 1 again
 
+            continued: Any = self
+            if done > 0:
+                continued = _Continued(self, done)
             self._handed = self._whole()
             with read_apart(grid, partial(log, WARNING)):
                 result = Strategy.start(
-                    _Continued(self, done) if done > 0 else self,
+                    continued,
                     grid,
                     self._handed,
                     max(0, num_rounds - done),
@@ -369,13 +372,26 @@ class DeltaStrategy(Strategy):
         config: ConfigRecord,
         number: int,
     ) -> list[tuple[str, Message]]:
+        """What each client is sent: the model, the user's config with the number of the round from
+        1, and what deltafl asks.
+        """
         nodes = self.directory.nodes()
         group = str(number)
         ttl = self._timeout + TTL_GRACE
-        return [
-            (key, Message(content, nodes[key], kind, ttl=ttl, group_id=group))
-            for key, content in contents(question, model, config, number)
-        ]
+        # One for all: with mime a message would otherwise hold a second model.
+        drift = to_record(question.drift)
+        messages = []
+        for key in question.keys:
+            # A client in this process takes entries out of its message: only arrays are shared.
+            own = ConfigRecord({**config, "server-round": number})
+            content = RecordDict({"arrays": model, "config": own})
+            if question.asked:
+                content[RECORD] = ConfigRecord(question.asked)
+            if drift:
+                content[CORRECTION] = drift
+            message = Message(content, nodes[key], kind, ttl=ttl, group_id=group)
+            messages.append((key, message))
+        return messages
 
     def _active(self) -> Service:
         if self.federation is None:  # a wrapper has its own ``start``
@@ -386,7 +402,7 @@ class DeltaStrategy(Strategy):
         return self.federation
 
 
-class _Continued(Strategy):
+class _Continued:
     """A strategy after rounds that are done, for Flower's loop, which counts from 1 in each
     start.
     """
@@ -395,25 +411,9 @@ class _Continued(Strategy):
         self.strategy = strategy
         self.done = done
 
-    def summary(self) -> None:
-        self.strategy.summary()
-
-    def configure_train(self, server_round: int, *given: Any) -> Iterable[Message]:
-        return self.strategy.configure_train(server_round + self.done, *given)
-
-    def aggregate_train(
-        self,
-        server_round: int,
-        replies: Iterable[Message],
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        return self.strategy.aggregate_train(server_round + self.done, replies)
-
-    def configure_evaluate(self, server_round: int, *given: Any) -> Iterable[Message]:
-        return self.strategy.configure_evaluate(server_round + self.done, *given)
-
-    def aggregate_evaluate(
-        self,
-        server_round: int,
-        replies: Iterable[Message],
-    ) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round + self.done, replies)
+    def __getattr__(self, name: str) -> Any:
+        step = getattr(self.strategy, name)
+        if name == "summary":
+            return step
+        # Every other step of that loop begins with the number of the round.
+        return lambda server_round, *given: step(server_round + self.done, *given)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..store.files import opened, private_folder, remove, sync_folder
+from ..store.files import make_folder, opened, remove, sync_folder
 from ..types import LARGEST_STEP, Array, FloatArray, IntArray, Params
 from .numerics import largest, largest_entry, weighted_sum
 from .used_again import new_like
@@ -167,7 +167,7 @@ class MappedRows:
     def _write(self, rows: Iterable[tuple[int, Row]], new: bool) -> None:
         """Write rows into the file."""
         folder = self.path.parent
-        private_folder(folder)
+        make_folder(folder, private=True)
         mode = "r+b"
         if new:
             mode = "wb"

@@ -204,12 +204,6 @@ def sync_folder(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def private_folder(folder: Path) -> None:
-    """Make a folder for its owner alone; one that is there keeps its permissions."""
-    with writing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
 @contextmanager
 def no_empty_folder(folder: Path) -> Iterator[None]:
     """Work that may make a folder: if it fails, what it made and left empty is removed."""
@@ -224,10 +218,12 @@ def no_empty_folder(folder: Path) -> Iterator[None]:
         raise
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, unless it is there."""
+def make_folder(folder: Path, private: bool = False) -> None:
+    """Make a folder, and those above it, unless it is there; a ``private`` one is for its owner
+    alone.
+    """
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
 
 
 def name_for_file(text: str, limit: int = 200) -> str:

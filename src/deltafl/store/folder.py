@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DeltaflError
-from .files import private_folder, write_atomically, writing
+from .files import make_folder, write_atomically, writing
 from .values import read_json
 
 #: How often a folder may be taken away before a lock is made in it.
@@ -75,7 +75,7 @@ class Note(NamedTuple):
 
 def write_note(folder: Path, note: Note) -> None:
     """Note of which state the rows in a folder are, once all of them are there."""
-    private_folder(folder)
+    make_folder(folder, private=True)
     write_atomically(folder / "round", json.dumps(note) + "\n", private=True)
 
 
