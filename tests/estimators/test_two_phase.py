@@ -17,6 +17,7 @@ from deltafl.estimators.regression import RegressionControl
 from deltafl.estimators.two_bits import KEPT, code_length, decode, encode, norms, scaled
 from deltafl.estimators.two_phase import (
     LastResiduals,
+    LastResidualsState,
     TwoPhase,
     TwoPhaseState,
     residuals_summed_anew,
@@ -438,3 +439,23 @@ def test_with_no_first_updates_it_is_regression_damped_to_the_bit() -> None:
             .delta_d
         )
     np.testing.assert_array_equal(*estimates)
+
+
+def test_what_first_updates_explain_is_no_negative_share() -> None:
+    """Clients may answer a census so that x leaves the slopes nothing but rounding, of any sign:
+    a state with a negative R^2 was refused when the server began again.
+    """
+    rng = np.random.default_rng(0)
+    code_mc = np.array([encode(np.zeros(4))] * 5)
+    for _ in range(50):
+        x = rng.normal()
+        slope_qd = np.array([[-x], [1.0]]) * rng.normal(size=4)
+        state = LastResidualsState(
+            code_mc,
+            np.ones(5, bool),
+            np.array([[1.0, x]] * 5),
+            slope_qd,
+            np.zeros(4),
+        )
+        summed = residuals_summed_anew(state, rng.dirichlet(np.ones(5)))
+        assert 0 <= summed.explained <= 1

@@ -99,9 +99,9 @@ def test_a_state_from_before_there_were_costs_is_read(tmp_path: Path) -> None:
 def test_what_is_no_cost_is_refused(cost: Any) -> None:
     report = {"num-examples": 5, "cost": cost}
     with pytest.raises(DeltaflError, match=r"a number in \[1e-09, 1e9\], and the client's is"):
-        read_info(report, 0, {"cost": True})
-    assert read_info(report, 0) == ClientInfo(5)
-    assert read_info({"num-examples": 5, "cost": 2}, 0, {"cost": True}).cost == 2.0
+        read_info(report, make_rules(costs=True))
+    assert read_info(report, make_rules()) == ClientInfo(5)
+    assert read_info({"num-examples": 5, "cost": 2}, make_rules(costs=True)).cost == 2.0
 
 
 def test_bad_settings_are_one_sentence() -> None:

@@ -11,12 +11,13 @@ import pytest
 from deltafl import DeltaflError
 from deltafl.estimators.two_bits import encode
 from deltafl.federation.clients import ClientInfo
-from deltafl.federation.replies import ClientReply
+from deltafl.federation.replies import ClientReply, read_info
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import load, save
 from deltafl.federation.service import Service
+from deltafl.samplers.divfl import DivFL
 
-from .tools import admit, federation, play, play_once
+from .tools import admit, federation, play, play_once, sizes_of
 
 host_log = logging.getLogger("host").log
 
@@ -102,3 +103,31 @@ def test_no_key_writes_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
     service.judged([key], {key: "\x1b[31mred"})
     assert "rejected" in caplog.text and "no result" in caplog.text and "counts most" in caplog.text
     assert not re.search(r"\x1b|^all is well", caplog.text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("label", ["fed-cbs", "fedentopt", "fedgs"])
+def test_who_sends_no_shares_of_labels_does_not_register(label: str) -> None:
+    """It would end the server, and again whenever it starts: no plan can be made with such."""
+    rules = make_rules(label, n=2, aux=2)
+    for aux in ([-1.0, 2.0], [0.0, 0.0]):
+        with pytest.raises(DeltaflError, match="share of each label"):
+            read_info({"num-examples": 5, "aux": aux}, rules)
+        assert read_info({"num-examples": 5, "aux": aux}, make_rules("balanced", aux=2)).aux
+    assert read_info({"num-examples": 5, "aux": [0.0, 2.0]}, rules).aux == (0.0, 2.0)
+
+
+def test_more_clients_than_a_sampler_can_do_end_no_federation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DivFL, "most_clients", 5)
+    with pytest.raises(DeltaflError, match="can do 5, not 6"):
+        federation("divfl", m=6)
+    fed = federation("divfl", m=5)
+    play(fed, 1)
+    admit(fed, sizes_of(7, start=5))
+    assert fed.keys == [*sizes_of(5)]
+    assert "client:5, client:6 cannot join: DivFL" in fed.warnings[-1]
+    # Those who are there may change.
+    admit(fed, {"client:0": 99, **sizes_of(6, start=5)})
+    assert fed.clients["client:0"].num_examples == 99
+    play(fed, 1)

@@ -73,13 +73,13 @@ def test_a_restart_goes_on_as_if_there_had_been_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stratum", [None, "", "west", 3, ["north"], {}, "n" * 500])
 def test_unknown_regions_are_refused(stratum: Any) -> None:
     with pytest.raises(DeltaflError, match="the server knows the strata north, south, east"):
-        read_info({"num-examples": 5, "stratum": stratum}, 0, {"stratum": REGIONS})
+        read_info({"num-examples": 5, "stratum": stratum}, make_rules(strata=REGIONS))
 
 
 def test_a_region_that_nobody_asked_for_is_not_kept() -> None:
-    assert read_info({"num-examples": 5, "stratum": "north"}, 0) == ClientInfo(5)
-    wanted = {"stratum": REGIONS}
-    assert read_info({"num-examples": 5, "stratum": "north"}, 0, wanted).stratum == "north"
+    report = {"num-examples": 5, "stratum": "north"}
+    assert read_info(report, make_rules()) == ClientInfo(5)
+    assert read_info(report, make_rules(strata=REGIONS)).stratum == "north"
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,19 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from deltafl import DeltaflError
 from deltafl.federation.clients import ClientInfo
+from deltafl.federation.rules import make_rules
 from deltafl.flower import DeltaStrategy
 from deltafl.flower.registration import client_key, read_registration
 
 from .grid import FakeGrid, configs, linear_app, played, start, trained
 
 
-def registration(num_aux: int = 0, wanted: Any = None, **values: Any) -> tuple[str, ClientInfo]:
+def registration(num_aux: int = 0, costs: bool = False, **values: Any) -> tuple[str, ClientInfo]:
     record = {"kind": "client", "client_id": "a", "num_examples": 5, **values}
     content = {name.replace("_", "-"): value for name, value in record.items() if value is not None}
     return read_registration(
-        Message(RecordDict({"deltafl": ConfigRecord(content)}), 1, "query.deltafl"), num_aux, wanted
+        Message(RecordDict({"deltafl": ConfigRecord(content)}), 1, "query.deltafl"),
+        make_rules(aux=num_aux, costs=costs),
     )
 
 
@@ -337,7 +339,7 @@ def test_a_nodes_config_has_its_cost() -> None:
     federation = played(strategy, FakeGrid(linear_app(), nodes), 1)
     assert [info.cost for info in federation.clients.values()] == [1.0, 2.0, 3.0]
     with pytest.raises(DeltaflError, match=r"a number in .*, and the client's is 'cheap'; give"):
-        registration(wanted={"cost": True}, cost="cheap")
+        registration(costs=True, cost="cheap")
 
 
 def test_a_nodes_config_names_its_stratum() -> None:

@@ -36,6 +36,8 @@ from federation.tools import federation, play_once
 
 from .hostile import ARRAYS, BYTES, ESCAPES, LONG, NAMES, NUMBERS, UNUSUAL
 
+WITH_AUX = make_rules(aux=1)
+
 M = 4
 LIAR = 2
 
@@ -144,7 +146,7 @@ def test_what_is_no_number_in_a_reply_is_read(kind: str) -> None:
         for factor in (None, 0.5):
             refused(read_answer, report, 4, factor)
     for report in ({"num-examples": value, "aux": [value]}, {"aux": value}, value):
-        refused(read_info, report, 1)
+        refused(read_info, report, WITH_AUX)
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
@@ -204,7 +206,7 @@ def test_whatever_is_sent_is_read_or_refused_in_one_sentence(
 ) -> None:
     read_reply({"x": lambda: sent}, sent, sent)
     mean_metrics([(1.0, sent), (2.0, {"a": 1.0})])
-    for read in (lambda: read_answer(sent, 2, step_factor), lambda: read_info(sent, 1)):
+    for read in (lambda: read_answer(sent, 2, step_factor), lambda: read_info(sent, WITH_AUX)):
         try:
             read()
         except DeltaflError as error:
@@ -410,11 +412,11 @@ def test_registrations_in_flower_are_read_or_refused(kind: str) -> None:
                 continue  # no message of Flower's holds it
             message = Message(RecordDict({"deltafl": record}), 1, "query.deltafl")
             try:
-                read_registration(message, 1)
+                read_registration(message, WITH_AUX)
             except DeltaflError as error:
                 assert visible([str(error)])
     other = Message(RecordDict({"deltafl": MetricRecord({"a": 1.0})}), 1, "query.deltafl")
-    refused(read_registration, other, 1)
+    refused(read_registration, other, WITH_AUX)
 
 
 # In NVFlare.

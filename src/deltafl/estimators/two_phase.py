@@ -235,7 +235,8 @@ def _explained(state: LastResidualsState, weight_m: FloatArray) -> FloatArray:
     )
     # Of what is decoded, as B_0 is of that too.
     square = KEPT * float(inner(weight_m, norms(state.code_mc) ** 2))
-    return np.array(min(explained / max(square, TINY), 1.0))
+    # Rounding may lead out of it, and no server would go on from such a state.
+    return np.array(min(max(explained / max(square, TINY), 0.0), 1.0))
 
 
 class TwoPhaseState(NamedTuple):

@@ -367,25 +367,31 @@ class Federation:
         clients: dict[str, ClientInfo],
         kept_k: list[int] | None = None,
     ) -> None:
-        """Continue with these clients; all or nothing."""
+        """Continue with these clients; all or nothing. Once rounds were played, what cannot be done
+        is a ``CannotResizeError``.
+        """
         # A state is made anew in all its arrays: not in every round in which nothing has changed.
         if clients == self.clients:
             return
-        plan = self.rules.plan_for(clients)
-        if len(clients) > len(self.clients):
-            self.require_room(len(clients))
-        if self.state is None or self.round == 0:  # a census sets what rounds begin with
-            self.state = init_round(plan, self._initial_d)
-        else:
-            self.state = resize_state(plan, self.state, kept_k)
+        try:
+            plan = self.rules.plan_for(clients)
+            if len(clients) > len(self.clients):
+                self.require_room(len(clients))
+            if self.state is None or self.round == 0:  # a census sets what rounds begin with
+                self.state = init_round(plan, self._initial_d)
+            else:
+                self.state = resize_state(plan, self.state, kept_k)
+        except DeltaflError as error:
+            # Later on, such as where more clients come than a sampler can do, the rounds go on
+            # with those who are there.
+            if self.round == 0:
+                raise
+            raise CannotResizeError(str(error)) from None
         self.clients = clients
         self.plan = plan
 
     def require_room(self, num_clients: int) -> None:
-        """Refuse more clients than one update of each fits in for.
-
-        Once rounds were played, that is a ``CannotResizeError``: newcomers alone are left out.
-        """
+        """Refuse more clients than one update of each fits in for."""
         plan = self.rules.plan
         folder = self.rules.state_path
         rows = plan.memory
@@ -400,12 +406,7 @@ class Federation:
             if self.state is not None:
                 held = int(np.count_nonzero(self.state.responded_m))
         held *= self.layout.num_params * DTYPES[rows.dtype].itemsize
-        try:
-            require_room(size, rows, folder, "a lower n", "state_path", held)
-        except DeltaflError as error:
-            if self.round == 0:
-                raise
-            raise CannotResizeError(str(error)) from None
+        require_room(size, rows, folder, "a lower n", "state_path", held)
 
     def _decoded(self, reply: ClientReply) -> ClientReply:
         """A reply whose trained arrays are those that its code stands for; one without a code, of a

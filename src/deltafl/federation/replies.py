@@ -21,6 +21,7 @@ from .clients import ClientInfo
 from .exchange import AUX, CENSUS, CODE, CORRECTED, NUM_EXAMPLES
 from .facts import FACTS
 from .local_work import LOSS, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
+from .rules import Rules
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 
@@ -92,25 +93,28 @@ def named(sent: object) -> Mapping[str, Any]:
     return {}
 
 
-def read_info(report: object, num_aux: int, wanted: Mapping[str, Any] | None = None) -> ClientInfo:
-    """What a client reports of its data when it registers, where a text says why it failed;
-    ``wanted`` as ``Rules.wanted``.
-    """
+def read_info(report: object, rules: Rules) -> ClientInfo:
+    """What a client reports of its data when it registers; a text says why it failed."""
     if isinstance(report, str):
         raise DeltaflError(printable(report))
     given = named(report)
     aux = given.get(AUX)
     # What the server has not asked for it does not keep.
-    if not isinstance(aux, list) or num_aux == 0:
+    if not isinstance(aux, list) or rules.aux == 0:
         aux = []
-    if len(aux) != num_aux:
+    if len(aux) != rules.aux:
         raise DeltaflError(
-            f"the server wants {num_aux} auxiliary variables of each client, and the client sent "
+            f"the server wants {rules.aux} auxiliary variables of each client, and the client sent "
             f"{len(aux) or 'none'}; give aux=... to register"
         )
     entries = {"num_examples": given.get(NUM_EXAMPLES), "aux": aux}
     known = checked(Registration, entries, "the answer to the registration query", CURE)
-    facts = {name: FACTS[name].read(given, value) for name, value in (wanted or {}).items()}
+    if rules.plan.sampler.uses_labels and not (min(known.aux) >= 0 < sum(known.aux)):
+        raise DeltaflError(
+            "the server wants each client's share of each label as its auxiliary variables, all "
+            ">= 0 and not all of them 0; give such aux=... to register"
+        )
+    facts = {name: FACTS[name].read(given, value) for name, value in rules.wanted.items()}
     return ClientInfo(known.num_examples, tuple(known.aux), **facts)
 
 

@@ -7,10 +7,10 @@ Node ids change between runs, so a client has a key: ``partition:`` in a simulat
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from logging import INFO, WARNING
 from math import inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
@@ -169,7 +169,7 @@ class Directory:
                 continue
             del self._queries[node_id]
             try:
-                own_key, info = read_registration(reply, self.rules.aux, self.rules.wanted)
+                own_key, info = read_registration(reply, self.rules)
                 key = client_key(
                     self.rules.identity,
                     nodes[node_id],
@@ -237,14 +237,10 @@ def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> 
     )
 
 
-def read_registration(
-    reply: Message | None,
-    num_aux: int,
-    wanted: Mapping[str, Any] | None = None,
-) -> tuple[str, ClientInfo]:
+def read_registration(reply: Message | None, rules: Rules) -> tuple[str, ClientInfo]:
     """A client's own key and what it reports, from a reply that may hold anything."""
     report = NO_REGISTRATION if reply is None else report_in(reply)
-    info = read_info(report, num_aux, wanted)
+    info = read_info(report, rules)
     given = named(report)
     own = {"kind": given.get(KIND), "client_id": given.get(CLIENT_ID)}
     client = checked(Identity, own, "the answer to the registration query", CURE)

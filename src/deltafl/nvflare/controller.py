@@ -256,11 +256,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                 try:
                     if name not in received:
                         raise DeltaflError(NO_REGISTRATION)
-                    known[name] = read_info(
-                        reported(received[name]),
-                        self.rules.aux,
-                        self.rules.wanted,
-                    )
+                    known[name] = read_info(reported(received[name]), self.rules)
                 except DeltaflError as error:
                     self._asked[name] += 1
                     text = "%s did not register: %s"

@@ -82,6 +82,8 @@ class Sampler(WithRanges, ABC):
     expects_absence: ClassVar[bool] = False
     #: Whether it reads the auxiliary variables ``Population.aux_mq``.
     uses_aux: ClassVar[bool] = False
+    #: Whether they must be shares of labels, as for ``label_counts``.
+    uses_labels: ClassVar[bool] = False
     #: How many clients it can do, where it compares all pairs of them; None for any number.
     most_clients: ClassVar[int | None] = None
 

@@ -41,7 +41,7 @@ class FedCBS(Unweighted):
 
     exploration: float = 10.0
 
-    uses_aux = True
+    uses_aux = uses_labels = True
     row_fields = ("selected_m",)
     kept_fields = ("rounds",)
     fixed_fields = ("count_mc",)

@@ -44,7 +44,7 @@ class FedEntOpt(Unweighted):
 
     buffer: float = 0.5
 
-    uses_aux = True
+    uses_aux = uses_labels = True
     row_fields = ("place_m",)
     kept_fields = ("total",)
     fixed_fields = ("count_mc",)

@@ -58,7 +58,7 @@ class FedGS(Unweighted):
     epsilon: float = 0.01
     sigma2: float = 0.1
 
-    uses_aux = True
+    uses_aux = uses_labels = True
     row_fields = ("selected_m",)
     fixed_fields = ("distance_mm",)
     # Shortest paths take O(m^3) time.

@@ -47,7 +47,7 @@ class FedLECC(Sampler):
     clusters: int | None = None
     visited: int | None = None
 
-    uses_aux = True
+    uses_aux = uses_labels = True
     needs_oracle = True
     most_clients = MOST_CLIENTS
     ranges: ClassVar = {"clusters": "[1, inf)", "visited": "[1, inf)"}
