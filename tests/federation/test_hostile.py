@@ -2,20 +2,22 @@
 
 import logging
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from deltafl import DeltaflError
+from deltafl import DeltaflError, make_sampler
 from deltafl.estimators.two_bits import encode
 from deltafl.federation.clients import ClientInfo
-from deltafl.federation.replies import ClientReply, read_info
+from deltafl.federation.replies import ClientReply, read_info, read_reply
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import load, save
 from deltafl.federation.service import Service
 from deltafl.samplers.divfl import DivFL
+from deltafl.samplers.table import SAMPLERS
 
 from .tools import admit, federation, play, play_once, sizes_of
 
@@ -131,3 +133,67 @@ def test_more_clients_than_a_sampler_can_do_end_no_federation(
     admit(fed, {"client:0": 99, **sizes_of(6, start=5)})
     assert fed.clients["client:0"].num_examples == 99
     play(fed, 1)
+
+
+#: What two of seven clients report and send: sizes, auxiliary variables, numbers, entries.
+SIZES = [1, 10, 2**40]
+AUX = [0.0, 1.0, 1e9, 1e-300]
+NUMBERS = [0.0, 1e308, -1e308, 5e-324, 1e18, np.nan, np.inf, -np.inf]
+ENTRIES = [0.0, 1e-45, 1e15, 9e17, 1e19, 3e38, np.inf, np.nan]
+#: Samplers of which a federation can take each, and settings that keep more.
+LABELS = [
+    *(name for name in SAMPLERS if not make_sampler(name).needs_oracle),
+    "innovation+scaffold",
+    "innovation+clip=median",
+    "census+mime=0.7",
+    "uniform+server_optimizer=adam",
+    "uniform+relative_error=0.5",
+]
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("label", LABELS)
+def test_whatever_clients_say_a_server_goes_on_from_what_it_saved(
+    label: str, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(len(label))
+    model = {"x": np.zeros(12, np.float32), "a.running_mean": np.zeros(2, np.float32)}
+    settings: dict[str, Any] = {"state_path": tmp_path, "seed": 3}
+    fed = federation(label, model, **settings)
+
+    def numbers(values: list[float], length: int) -> tuple[float, ...]:
+        return tuple(rng.choice(values, length).tolist())
+
+    def join(clients: range) -> None:
+        infos = {}
+        for client in clients:
+            aux = (1.0, *numbers(AUX, fed.rules.aux - 1)) if fed.rules.aux else ()
+            infos[f"client:{client}"] = ClientInfo(int(rng.choice(SIZES)), aux)
+        fed.admit(infos)
+        census = fed.plan.census
+        if census is not None:
+            length = census.length(fed.layout.num_params)
+            far = [0.0, 1e18, -1e30, 1e-300]
+            fed.answer({key: numbers(far, length) for key in fed.unanswered()})
+
+    def answer(client: int) -> ClientReply | None:
+        factor = fed.plan.step_factor
+        arrays = {name: array + np.float32(0.1) for name, array in fed.arrays().items()}
+        if client < 5:
+            return ClientReply(arrays, loss=1.0, corrected=factor)
+        with np.errstate(all="ignore"):
+            lies = {name: array + np.float32(rng.choice(ENTRIES)) for name, array in arrays.items()}
+        names = ("loss", "square-loss", "step-variance", "num-steps")
+        metrics = dict(zip(names, numbers(NUMBERS, 4), strict=True))
+        readers = {name: partial(lies.get, name) for name in lies}
+        return read_reply(readers, metrics, {"corrected": factor})
+
+    join(range(7))
+    for number in range(4):
+        play_once(fed, answer)
+        assert np.isfinite(fed.params_d).all()
+        save(tmp_path, fed)
+        fed = federation(label, model, **settings)
+        assert load(tmp_path, fed)
+        if number == 1:
+            join(range(5, 9))

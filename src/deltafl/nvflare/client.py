@@ -13,7 +13,6 @@ from ..federation.exchange import (
     AUX,
     CENSUS,
     CODE,
-    CORRECTED,
     NUM_EXAMPLES,
     RECORD,
     STEP_FACTOR,
@@ -24,8 +23,6 @@ from ..federation.exchange import (
 from ..federation.facts import told
 from ..model_parts import Arrays, as_array
 from ..types import Array
-
-__all__ = ["CENSUS", "CORRECTED", "DRIFT", "RECORD", "ROUND", "DeltaClient", "trained_array"]
 
 #: In what is asked: the round, which the reply repeats; the drift, by array.
 ROUND = "round"

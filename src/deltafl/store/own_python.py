@@ -15,7 +15,7 @@ from contextlib import chdir, contextmanager
 from contextvars import ContextVar
 from pathlib import Path, PurePath
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ..errors import DeltaflError, explained
 from .files import read_bytes
@@ -153,9 +153,8 @@ def import_file(path: Path, form: str) -> ModuleType:
     place = path.resolve() if path.is_file() else None
     files = allowed()
     if files is not None and place not in files:
-        known: Any = sys.modules.get(path.stem)
-        if place is not None and _place_of(known) == place:
-            return cast(ModuleType, known)
+        if any((name, file) == (path.stem, place) for name, file, _ in _imported()):
+            return sys.modules[path.stem]
         raise OwnCodeError(
             f"{path} is Python code that a folder names, and it would run as you: if you trust "
             "it, name it in the command too, or add --trust-code (in Python trust_code=True)"
@@ -185,29 +184,27 @@ def import_file(path: Path, form: str) -> ModuleType:
 
 def forget_edited() -> None:
     """Let the next ``import_file`` read files again that were edited since they were imported."""
-    for name, module in [*sys.modules.items()]:
-        path = _place_of(module)
-        if path is None or not path.is_file():
-            continue
-        if read_bytes(path, users=True) != module.__spec__.loader_state:  # type: ignore[union-attr]
+    for name, path, content in _imported():
+        if path.is_file() and read_bytes(path, users=True) != content:
             del sys.modules[name]
 
 
 def imported() -> dict[Path, str]:
     """The files that ``import_file`` has imported here, with a digest of what they were then."""
-    found = {}
-    for module in [*sys.modules.values()]:
-        path = _place_of(module)
-        if path is not None:
-            content: Any = vars(module)["__spec__"].loader_state
-            found[path] = hashlib.blake2b(content, digest_size=8).hexdigest()
-    return found
+    return {
+        path: hashlib.blake2b(content, digest_size=8).hexdigest()
+        for _, path, content in _imported()
+    }
 
 
-def _place_of(module: Any) -> Path | None:
-    """The file of a module that ``import_file`` has imported, which knows its content."""
-    # What is in ``sys.modules`` need not be a module.
-    spec = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
-    if spec is None or not isinstance(spec.loader_state, bytes) or spec.origin is None:
-        return None
-    return Path(spec.origin).resolve()
+def _imported() -> Iterator[tuple[str, Path, bytes]]:
+    """The names of the modules that ``import_file`` has imported, their files, and what was in
+    them then.
+    """
+    # What is in it need not be a module.
+    known: dict[str, Any] = {**sys.modules}
+    for name, module in known.items():
+        spec = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
+        if spec is None or not isinstance(spec.loader_state, bytes) or spec.origin is None:
+            continue
+        yield name, Path(spec.origin).resolve(), spec.loader_state
