@@ -28,8 +28,10 @@ from deltafl.simulation import (
     read_record,
     tune_rates,
 )
+from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.live import picture
 from deltafl.simulation.settings import grown
+from deltafl.simulation.tune import Tuned, last_comparison
 from tools.cli import deltafl_here
 
 RateScore = Callable[[str, float], Score | None]
@@ -294,6 +296,54 @@ def test_tuning_goes_on_with_the_rounds_and_the_data_that_it_began_with(tmp_path
     table.write_text("\n".join(["a,label,client", *rows[1:]]))
     with pytest.raises(DeltaflError, match="are not those it began with"):
         tune_rates(make_settings(TuneSettings, {**given, "rounds": 2}), out, lambda _: None)
+
+
+def _compared(out: Path) -> tuple[Any, Any]:
+    config = tomllib.loads((out / "comparison" / "config.toml").read_text())
+    return config["rounds"], config["threshold"]
+
+
+def test_a_tuning_goes_on_with_what_its_comparison_was_given_since(
+    tuned: Path, tmp_path: Path
+) -> None:
+    """Its comparison has more rounds and another threshold; then tuning itself has another."""
+    out = tmp_path / "out"
+    shutil.copytree(tuned, out)
+
+    def played(command: str, *words: str) -> Any:
+        options = ["--resume", "--processes", "1", "--no-report", *words]
+        return deltafl_here(command, *options, cwd=tmp_path)
+
+    more = played("compare", "--out", "out/comparison", "--rounds", "4", "--threshold", "0.4")
+    assert more.returncode == 0, more.stderr
+    lines = {path: path.read_bytes() for path in out.rglob("rounds.jsonl")}
+    done = played("tune", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert _compared(out) == (4, 0.4)
+    assert {path: path.read_bytes() for path in out.rglob("rounds.jsonl")} == lines
+    done = played("tune", "--out", "out", "--samplers", "full", "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    assert RunDirectory(out / "comparison" / "runs" / "full-seed0").last_line()["round"] == 4
+    settings = make_settings(TuneSettings, tomllib.loads((out / "config.toml").read_text()))
+    found = Tuned(
+        tomllib.loads((out / "rates.toml").read_text())["rates"],
+        {},
+        has_new_threshold=True,
+    )
+    assert last_comparison(settings, found, out / "comparison").threshold == 0.5
+
+
+def test_a_comparison_with_other_rates_than_those_found_now_stays_as_it_is(
+    tuned: Path, tmp_path: Path
+) -> None:
+    settings = make_settings(TuneSettings, tomllib.loads((tuned / "config.toml").read_text()))
+    rates = tomllib.loads((tuned / "rates.toml").read_text())["rates"]
+    rates["uniform"]["local_lr"] = 7.0
+    words = r"comparison compared uniform with .*, and tuning now finds local_lr = 7, .*rename the"
+    with pytest.raises(DeltaflError, match=words):
+        last_comparison(settings, Tuned(rates, {}), tuned / "comparison")
+    there_not = last_comparison(settings, Tuned(rates, {}), tmp_path / "comparison")
+    assert there_not.run("uniform", 0).local_lr == 7.0
 
 
 def test_a_rate_stands_in_one_place() -> None:

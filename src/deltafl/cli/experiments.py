@@ -37,7 +37,7 @@ from ..simulation.record import judges_of
 from ..simulation.settings import CompareSettings, RunSettings
 from ..simulation.sweep import count_processes
 from ..simulation.tracking import TRACKERS, tracker
-from ..simulation.tune import NothingLearntError, TuneSettings, tune_rates
+from ..simulation.tune import NothingLearntError, TuneSettings, last_comparison, tune_rates
 from ..store.files import below
 from ..store.own_python import files_named
 from ..types import ACCURACY, LOSS, Judge
@@ -148,8 +148,8 @@ def tune(
                 if not quiet:
                     say(f"{label}: {name} = {search.best:g}{edge}")
         with _progress(quiet) as on_progress:
-            last = settings.comparison(tuned.rates)
             beside = below(folder, COMPARED)
+            last = last_comparison(settings, tuned, beside)
             found = run_comparison(
                 last,
                 beside,

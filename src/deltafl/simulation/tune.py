@@ -26,13 +26,15 @@ from ..analysis.methods import rounds_until
 from ..analysis.runs import Run
 from ..analysis.statistics import area_under, reach
 from ..errors import DeltaflError
-from ..store import write_atomically
+from ..store import checked, write_atomically
 from ..tasks.registry import TaskSpec
+from ..types import Json
 from .comparing import check
 from .continuing import continued, note_settings
+from .directory import recorded_settings
 from .progress import OnProgress
 from .record import UNFINISHED, Job, RunStore
-from .setting_types import CommaSeparated, Positive, Seed, Share, listed
+from .setting_types import CommaSeparated, Positive, Rates, Seed, Share, listed
 from .settings import CompareSettings, refuse_twice
 from .sweep import require_simulator, run_jobs
 
@@ -287,6 +289,8 @@ class Tuned(NamedTuple):
 
     rates: dict[str, dict[str, float]]
     searches: dict[str, dict[str, Search]]
+    #: whether the threshold is another than that which the folder was tuned to before
+    has_new_threshold: bool = False
 
 
 def _is_still(run: Run) -> bool:
@@ -322,7 +326,8 @@ def tune_rates(
             "choose another --out"
         )
     note_settings(out, settings, before, check(settings, out, before), code)
-    tuned = Tuned({label: {} for label in settings.samplers}, {})
+    has_new_threshold = before is not None and before.threshold != settings.threshold
+    tuned = Tuned({label: {} for label in settings.samplers}, {}, has_new_threshold)
     store = RunStore(out)
     jobs = dict[str, Job]()
     for name, grid in settings.grids().items():
@@ -363,3 +368,33 @@ def tune_rates(
             )
     write_atomically(out / "rates.toml", tomli_w.dumps({"rates": tuned.rates}))
     return tuned
+
+
+def last_comparison(settings: TuneSettings, tuned: Tuned, folder: Path) -> CompareSettings:
+    """The comparison with the rates found, as it goes on in its folder: more rounds, and another
+    threshold, that it was given there, stay.
+
+    Raises:
+        DeltaflError: If it was played with other rates.
+    """
+    wanted = settings.comparison(tuned.rates)
+    recorded = recorded_settings(folder)
+    if recorded is None:
+        return wanted
+    cure = f"rename the folder {folder}, and tune again with --resume, which compares anew"
+    before = checked(CompareSettings, recorded, str(folder / "config.toml"), cure)
+    for label, now in wanted.rates_of(before.samplers).items():
+        old = before.rates_of([label]).get(label, {})
+        if old != now:
+            raise DeltaflError(
+                f"{folder} compared {label} with {_text_of(old)}, and tuning now finds "
+                f"{_text_of(now)}: {cure}"
+            )
+    stays: Json = {"rounds": before.rounds}
+    if not tuned.has_new_threshold:
+        stays["threshold"] = before.threshold
+    return wanted.model_copy(update=stays)
+
+
+def _text_of(rates: Rates) -> str:
+    return ", ".join(f"{name} = {rate:g}" for name, rate in rates.items()) or "no rate of its own"
