@@ -75,6 +75,13 @@ def test_a_comparison_grows_by_samplers_and_seeds(out: Path) -> None:
         ("pracdelta", "pracdelta()"),
         ("pracdelta@pivotal+average=0.5", "pracdelta()@pivotal+average=.50"),
         ("uniform+lr_schedule=mine.py:half", "uniform@systematic+lr_schedule={here}/mine.py:half"),
+        ("delta(alpha=2.0)", "delta(alpha=2)"),
+        ("census+scaffold", "census+scaffold=1"),
+        (
+            "uniform+lr_schedule=step(every=5,factor=0.5)",
+            "uniform+lr_schedule=step(factor=.50,every=5)",
+        ),
+        ("mine.py:Mine(floor=1)", "mine.py:Mine(floor=1.0)"),
         ("mine.py:Mine", "{here}/mine.py:Mine"),
         ("{here}/mine.py:Mine", "./mine.py:Mine()"),
     ],

@@ -212,7 +212,8 @@ def base_name(label: str) -> str:
 
 def spelled(label: str) -> str:
     """A label in its usual spelling, in which two that mean the same are one: the same options in
-    another order, or one file by several paths. Nothing of the user's is imported for it.
+    another order, 2 for 2.0, or one file by several paths. Nothing of the user's is imported for
+    it.
     """
     # A class has no other spelling than that of ``label_of``.
     if isinstance(label, Named):
@@ -222,14 +223,20 @@ def spelled(label: str) -> str:
         method, settings = split_settings(label)
         if ".py:" not in method:
             method = str(parse_label(method))
-        # 2 and 2.0 are one number.
-        whole = {
-            name: int(value)
-            for name, value in settings.items()
-            if isinstance(value, float) and value.is_integer()
-        }
-        return _tidy(method, settings | whole, os.path.realpath)
+        return _tidy(method, settings, os.path.realpath, _usual)
     return label
+
+
+def _usual(value: Any) -> Any:
+    """A value of which two that are equal are written alike, such as 2 and 2.0, or True and 1."""
+    if isinstance(value, tuple):
+        return tuple(map(_usual, value))
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    if isinstance(value, str) and value.endswith(")"):  # of a schedule: step(every=5)
+        name, options = parse_call(value)
+        return write_call(name, {key: _usual(own) for key, own in options.items()})
+    return value
 
 
 def spelled_among(labels: Iterable[str]) -> Callable[[str], str]:
@@ -255,8 +262,15 @@ def file_name(label: str) -> str:
     return re.sub(r"[^\w@()=,.+-]", "_", label)
 
 
-def _tidy(method: str, settings: Mapping[str, Any], written: Callable[[str], str]) -> str:
-    """A label in a usual spelling, by its text alone; ``written`` is how paths of files are."""
+def _tidy(
+    method: str,
+    settings: Mapping[str, Any],
+    written: Callable[[str], str],
+    usual: Callable[[Any], Any] = lambda value: value,
+) -> str:
+    """A label in a usual spelling, by its text alone; ``written`` is how paths of files are, and
+    ``usual`` how values are.
+    """
 
     def named(value: Any) -> Any:
         file, of_file, rest = str(value).partition(".py:")
@@ -267,9 +281,11 @@ def _tidy(method: str, settings: Mapping[str, Any], written: Callable[[str], str
     parts = []
     for part in split_outside(method, "@"):
         name, options = parse_call(part)
-        parts.append(write_call(named(name), options))
+        own = {key: usual(value) for key, value in options.items()}
+        parts.append(write_call(named(name), own))
     text = "@".join(parts).rstrip("@")
-    for name, value in sorted(settings.items()):
+    for name, given in sorted(settings.items()):
+        value = usual(given)
         setting = name
         if value is not True:
             setting = write_setting(name, named(value))
