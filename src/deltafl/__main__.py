@@ -8,6 +8,11 @@ from pathlib import Path
 if Path(sys.path[0]) == Path.cwd() != Path(__file__).parent.parent:
     del sys.path[0]
 
-from .cli.main import main
+try:
+    from .cli.main import main
 
-main()
+    main()
+finally:
+    # If Ctrl-C met a text that was executed, such as a dataclass's, Python would end by the signal
+    # and not by the exit code; the next text makes it forget that.
+    exec("")

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -328,7 +329,11 @@ def test_pictures_over_what_is_asked_for(tmp_path: Path) -> None:
     assert found.to_csv(tmp_path / "t.csv") == (tmp_path / "t.csv").read_text()
     assert r"\begin{tabular}" in found.to_latex(tmp_path / "t.tex")
     # A link stays one, and leads to what is written.
-    writers = {"a.csv": found.to_csv, "a.svg": found.plot, "a.html": found.report}
+    writers: dict[str, Callable[[Path], object]] = {
+        "a.csv": found.to_csv,
+        "a.svg": found.plot,
+        "a.html": found.report,
+    }
     for name, write in writers.items():
         link = tmp_path / f"link-{name}"
         link.symlink_to(name)

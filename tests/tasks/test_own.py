@@ -872,10 +872,8 @@ def test_own_code_that_fails_while_clients_train_is_reported_with_its_line(
 
 def test_errors_of_this_library_keep_their_traceback(tmp_path: Path) -> None:
     for task in ("digits", "mine.csv", str(tmp_path / "mine.py")):
-        with (
-            pytest.raises(ZeroDivisionError),
-            _explained("run", tmp_path, task, ["uniform", f"{tmp_path}/mine.py:ByLoss"]),
-        ):
+        settings = RunSettings(task=task, sampler=f"{tmp_path}/mine.py:ByLoss")
+        with pytest.raises(ZeroDivisionError), _explained("run", tmp_path, settings):
             raise ZeroDivisionError
 
 
@@ -889,10 +887,8 @@ def test_an_own_sampler_or_control_that_fails_is_reported_with_its_line(
     fail = runpy.run_path(str(tmp_path / "mine.py"))["fail"]
     label = label.replace("mine.py", f"{tmp_path}/mine.py")
     words = r"your own code failed in a run: ValueError: boom \(mine.py line 2\)"
-    with (
-        pytest.raises(DeltaflError, match=words),
-        _explained("compare", tmp_path, "digits", ["uniform", label]),
-    ):
+    settings = RunSettings(sampler=label)
+    with pytest.raises(DeltaflError, match=words), _explained("run", tmp_path, settings):
         fail()
 
 

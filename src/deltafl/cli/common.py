@@ -41,7 +41,11 @@ def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
-    except KeyboardInterrupt as interrupt:
+    except (KeyboardInterrupt, typer.Abort) as error:
+        # A question makes an ``Abort`` of it.
+        interrupt = error.__context__ if isinstance(error, typer.Abort) else error
+        if not isinstance(interrupt, KeyboardInterrupt):
+            raise
         say(f"interrupted; {sentence()}", error=True)
         # ``_terminate`` gives the number of the signal; Ctrl-C comes without any.
         raise typer.Exit(EXIT_TERMINATED if interrupt.args else EXIT_INTERRUPTED) from None

@@ -34,7 +34,7 @@ from ..simulation.executors import EXECUTORS, named_executor
 from ..simulation.pilot import PlanSettings, play_pilot
 from ..simulation.progress import OnProgress, Progress, sweep_progress
 from ..simulation.record import judges_of
-from ..simulation.settings import CompareSettings, RunSettings
+from ..simulation.settings import CompareSettings, RunSettings, Settings
 from ..simulation.sweep import count_processes
 from ..simulation.tracking import TRACKERS, tracker
 from ..simulation.tune import NothingLearntError, TuneSettings, last_comparison, tune_rates
@@ -95,25 +95,24 @@ def compare(
     refuse_processes("compare")
     settings, folder = o.begun(CompareSettings, ctx)
     count = count_processes(processes, settings.device)
-    explained = _explained("compare", folder, settings.task, settings.samplers)
     playing = nullcontext() if executor is None else named_executor(executor, folder)
-    with (
-        playing as workers,
-        _tracked(track, folder) as on_round,
-        explained,
-        _progress(quiet) as on_progress,
-    ):
-        found = run_comparison(
-            settings,
-            folder,
-            on_progress,
-            count,
-            on_round,
-            not no_report,
-            ctx.obj.trust_code,
-            workers,
-        )
-    _print_summary(found.numbers, [folder], folder, quiet)
+    with _explained("compare", folder, settings):
+        with (
+            playing as workers,
+            _tracked(track, folder) as on_round,
+            _progress(quiet) as on_progress,
+        ):
+            found = run_comparison(
+                settings,
+                folder,
+                on_progress,
+                count,
+                on_round,
+                not no_report,
+                ctx.obj.trust_code,
+                workers,
+            )
+        _print_summary(found.numbers, [folder], folder, quiet)
 
 
 @app.command(cls=o.settings_command(TuneSettings))
@@ -134,7 +133,7 @@ def tune(
     refuse_processes("tune")
     settings, folder = o.begun(TuneSettings, ctx)
     count = count_processes(processes, settings.device)
-    with _explained("tune", folder, settings.task, settings.samplers):
+    with _explained("tune", folder, settings):
         try:
             with _progress(quiet) as on_progress:
                 tuned = tune_rates(settings, folder, on_progress, count, ctx.obj.trust_code)
@@ -158,7 +157,7 @@ def tune(
                 report=not no_report,
                 trust_code=ctx.obj.trust_code,
             )
-    _print_summary(found.numbers, [beside], beside, quiet)
+        _print_summary(found.numbers, [beside], beside, quiet)
 
 
 _OF_PLANS = ("goal", "cost", "budget", "cohorts")
@@ -205,13 +204,13 @@ def plan(
     refuse_processes("plan")
     settings, folder = o.begun(PlanSettings, ctx)
     count = count_processes(processes, settings.device)
-    explained = _explained("plan", folder, settings.task, settings.samplers)
-    with explained, _progress(quiet) as on_progress:
-        advice = play_pilot(settings, folder, on_progress, count, ctx.obj.trust_code)
-    if quiet:
-        say(str(folder))
-    else:
-        say(*str(advice).splitlines(), "", f"Results: {folder}/forecasts.csv and errors.csv")
+    with _explained("plan", folder, settings):
+        with _progress(quiet) as on_progress:
+            advice = play_pilot(settings, folder, on_progress, count, ctx.obj.trust_code)
+        if quiet:
+            say(str(folder))
+        else:
+            say(*str(advice).splitlines(), "", f"Results: {folder}/forecasts.csv and errors.csv")
 
 
 @app.command()
@@ -324,7 +323,10 @@ def run(
     with joined_processes() as group:
         settings, folder = group.from_first(lambda: o.begun(RunSettings, ctx))
         # Each round is written once, whoever plays it.
-        with _tracked(track if group.is_first else None, folder) as on_round:
+        with (
+            _explained("run", folder, settings),
+            _tracked(track if group.is_first else None, folder) as on_round,
+        ):
             _play(settings, folder, group, on_round, quiet)
 
 
@@ -336,8 +338,7 @@ def _play(
     quiet: bool,
 ) -> None:
     """``deltafl run`` in one of the processes that play it; only the first of them prints."""
-    explained = _explained("run", folder, settings.task, [settings.sampler])
-    with explained, _progress(quiet or not group.is_first) as on_progress:
+    with _progress(quiet or not group.is_first) as on_progress:
         judges = list[Judge]()
 
         def on_round(done: RoundDone) -> None:
@@ -448,18 +449,19 @@ def _tracked(name: str | None, folder: Path) -> AbstractContextManager[OnRound]:
 
 
 @contextmanager
-def _explained(
-    command: str,
-    folder: Path,
-    task: str,
-    labels: Sequence[str],
-) -> Iterator[None]:
+def _explained(command: str, folder: Path, settings: Settings) -> Iterator[None]:
     """Explain Ctrl-C, and errors of the user's own code, in one sentence each."""
+    task = settings.task
+    labels = settings.labels()
 
     # Asked when it happens: until then nothing may be recorded.
     def how_to_go_on() -> str:
-        if not (folder / "config.toml").exists():
+        recorded = recorded_settings(folder)
+        if recorded is None:
             return "nothing was recorded yet: give the same command again"
+        # More rounds, for instance, that are asked for and not noted yet.
+        if recorded != settings.model_dump(mode="json", exclude_none=True):
+            return "give the same command again"
         trust = " --trust-code" if files_named([task, *labels]) else ""
         return f"go on with: deltafl {command} --resume --out {quote(str(folder))}{trust}"
 

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import signal
 import sys
 from importlib import import_module
 from typing import Any
@@ -10,7 +11,7 @@ import typer
 import typer.core
 
 from ..errors import DeltaflError, FirstProcessError, log, printable
-from .common import say
+from .common import EXIT_INTERRUPTED, interruptible, say
 
 #: The commands: the module that has each, and its line in ``deltafl --help``.
 COMMANDS = {
@@ -31,6 +32,9 @@ COMMANDS = {
 }
 
 
+_AGAIN = "give the same command again"
+
+
 class LazyGroup(typer.core.TyperGroup):
     """Commands whose modules are imported when they are used: ``deltafl --help`` loads no NumPy."""
 
@@ -45,6 +49,11 @@ class LazyGroup(typer.core.TyperGroup):
         module, _ = COMMANDS[cmd_name]
         commands = typer.main.get_group(import_module(f"deltafl.cli.{module}").app).commands
         return commands[cmd_name]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; those that keep nothing half done are given again after Ctrl-C."""
+        with interruptible(lambda: _AGAIN):
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list in the help, from the table."""
@@ -106,7 +115,14 @@ def _options(
 
 def main() -> None:
     """Entry point of the console script."""
-    run_app(app)
+    try:
+        run_app(app)
+    except KeyboardInterrupt:  # before a command begins
+        say(f"interrupted; {_AGAIN}", error=True)
+        sys.exit(EXIT_INTERRUPTED)
+    finally:
+        # The work is over, and Python would show where in its own end it was.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def run_app(
