@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import deltafl as library
@@ -51,6 +52,18 @@ def test_the_answer_is_in_plain_files(planned: Path) -> None:
         assert float(row["rounds_low"]) <= float(row["rounds"]) <= float(row["rounds_high"])
         # Trainings alone are paid if no price is given, each as its client costs.
         assert float(row["cost"]) == pytest.approx(2 * float(row["trainings"]), rel=1e-5)
+    measured = [row for row in forecasts if row["measured_rounds"]]
+    assert measured
+    for row in measured:
+        runs = (planned / "first" / "runs").glob(f"{row['method']}+sample={row['n']}-seed*")
+        reached = [_first_at(0.6, run) for run in runs]
+        assert float(row["measured_rounds"]) == pytest.approx(np.mean(reached), rel=1e-5)
+
+
+def _first_at(goal: float, run: Path) -> int:
+    """The first round of a run with this accuracy."""
+    accuracies = [line["test"]["accuracy"] for line in RunDirectory(run).lines("rounds.jsonl")]
+    return next(at for at, value in enumerate(accuracies) if at and value >= goal)
 
 
 @pytest.mark.thorough

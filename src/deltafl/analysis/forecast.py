@@ -157,6 +157,9 @@ class Forecast(NamedTuple):
     trainings: Interval
     megabytes: Interval  #: up and down
     cost: Interval
+    #: the mean of what its runs took, which the forecast smooths over n; None unless every seed got
+    #: to the goal
+    measured_rounds: float | None = None
 
     @classmethod
     def columns(cls) -> list[str]:
@@ -171,7 +174,7 @@ class Forecast(NamedTuple):
         cells: dict[str, Any] = {}
         for name, value in self._asdict().items():
             if not isinstance(value, Interval):
-                cells[name] = value
+                cells[name] = f"{value:.6g}" if isinstance(value, float) else value
                 continue
             for end, number in zip(_ENDS, value, strict=True):
                 cells[f"{name}{end}"] = "" if number is None else f"{number:.6g}"
@@ -204,6 +207,7 @@ class Curve:
         known_j = np.isfinite(rounds_js).all(axis=1)
         self.trials = [trial for trial, known in zip(trials, known_j, strict=True) if known]
         self.rounds_js: FloatArray = rounds_js[known_j]
+        self._goal = goal
         self._error_of = error_of
         self._prices = prices
         self._n_j = np.array([trial.n for trial in self.trials], np.float64)
@@ -275,8 +279,13 @@ class Curve:
         found = jackknife(numbers, self.rounds_js)
         # No run ends before its first round, however far apart the seeds are.
         rounds, trainings, megabytes, cost = map(_at_least, after(np.ones(1)).tolist(), found)
+        measured = None
+        for trial in self.trials:
+            reached = [course.reach(self._goal) for course in trial.courses]
+            if trial.n == n and np.isfinite(reached).all():
+                measured = float(np.mean(reached)) + lost
         is_tried = n in self._n_j
-        return Forecast(self.method, n, is_tried, rounds, trainings, megabytes, cost)
+        return Forecast(self.method, n, is_tried, rounds, trainings, megabytes, cost, measured)
 
     def accuracy(self, n: int, round_r: FloatArray) -> list[Interval]:
         """The best value so far after these rounds with n clients, from the nearest n tried."""
