@@ -180,6 +180,48 @@ def test_a_run_that_is_played_again_has_the_same_code(home: Path) -> None:
     assert sent[0][str(home / "beside.py")] == b"EVERY = 2\n"
 
 
+class Away(Threads):
+    """Its worker is a machine without a folder of this one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        def play() -> Any:
+            away = self.folder.rename(self.folder.with_name("away"))
+            try:
+                return function(*arguments, **named)
+            finally:
+                away.rename(self.folder)
+
+        return super().submit(play)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("file", "given"),
+    [
+        ("mine.py", {"samplers": "{}:Alternate"}),
+        ("mine.py", {"lr_schedule": "{}:half"}),
+        ("costs.csv", {"client_costs": "{}", "samplers": "uniform(per_cost=True)", "clients": 2}),
+    ],
+)
+def test_a_worker_says_which_absolute_path_it_lacks(
+    tmp_path: Path, file: str, given: dict[str, Any]
+) -> None:
+    (folder := tmp_path / "data").mkdir()
+    (folder / "beside.py").write_text("EVERY = 2\n")
+    (folder / "mine.py").write_text(f"{OWN}\ndef half(round):\n    return 0.5\n")
+    (folder / "costs.csv").write_text("hour,client,value\n0,0,1\n0,1,2\n")
+    named: dict[str, Any] = {
+        name: text.format(folder / file) if isinstance(text, str) else text
+        for name, text in given.items()
+    }
+    with pytest.raises(DeltaflError, match=rf"a worker has no .*{file}, .*by a relative path"):
+        played(tmp_path / "out", Away(folder), **{**named, "sample": 1})
+
+
 def test_links_and_what_no_python_file_is_beside_the_named_one(home: Path) -> None:
     Path("there").mkdir()
     for name in ("mine.py", "beside.py"):

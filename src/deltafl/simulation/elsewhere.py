@@ -47,6 +47,7 @@ class Parcel(NamedTuple):
     begun: Mapping[Path, bytes]  #: the files of an unfinished run, by absolute path
     files: Sequence[Named]  #: what the settings name: absolute paths with contents
     links: Mapping[Path, Path]  #: from where the settings name a file to where it is
+    absolute: Sequence[Path]  #: what they name by absolute paths, which are those of each machine
 
 
 class Elsewhere(Executor):
@@ -124,10 +125,12 @@ class Elsewhere(Executor):
             for file in code.parent.glob("*.py")
             if file.is_file() and os.access(file, os.R_OK)
         }
-        table = here / str(job.settings.task)
-        if table.suffix and table.is_file():
-            named.add(table)
-        named.update(here / file for file in tables_of(job.settings))
+        data = tables_of(job.settings)
+        table = Path(str(job.settings.task))
+        if table.suffix and (here / table).is_file():
+            data.append(table)
+        named.update(here / file for file in data)
+        absolute = {file for file in (*data, *map(Path, names_in(settings))) if file.is_absolute()}
         data_dir = job.settings.data_dir
         if data_dir is not None and not data_dir.startswith("~"):
             job = job._replace(
@@ -143,6 +146,7 @@ class Elsewhere(Executor):
             {file: read_bytes(file) for file in _files(place)},
             [Named(str(file.absolute()), self._content(file)) for file in sorted(named)],
             {name: code for name, code in codes.items() if code in named and name != code},
+            [file for file in sorted(absolute) if file.is_file()],
         )
 
     def _watch(self) -> None:
@@ -236,6 +240,12 @@ def _play(folder: Path) -> Any:
     with explained("a worker does not know the task or the sampler", cure=cure):
         content, shared = (read_bytes(folder / file) for file in _PARCEL)
         parcel: Parcel = unpacked((content, shared))
+    for file in parcel.absolute:
+        if not file.is_file():
+            raise DeltaflError(
+                f"a worker has no {file}, and an absolute path is one of each machine: put the "
+                "file there, or name it by a relative path, by which it is sent along"
+            )
     there = partial(_within, folder)
     files = {Path(name): name.of for name in parcel.files}
     for file, content in {**files, **parcel.begun}.items():
