@@ -157,6 +157,20 @@ def test_mistakes_end_in_one_sentence_and_nothing_is_written(
     check_mistake(tmp_path, arguments, words)
 
 
+def test_links_in_a_circle_are_no_place_for_results_and_hold_no_code(tmp_path: Path) -> None:
+    for name in ("loop", "loop.py"):
+        (tmp_path / name).symlink_to(name)
+    for arguments in (
+        ["run", *TINY, "--out", "loop"],
+        ["report", "loop", "--out", "loop"],
+        ["run", "--sampler", "loop.py:Mine", "--out", "loop.py"],
+        ["run", "--task", "loop.py:make_task"],
+    ):
+        done = deltafl_here(*arguments, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "deltafl: " in done.stderr and "loop" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -1,6 +1,7 @@
 """Ctrl-C in the first moments of a command: one sentence, exit code 130, and nothing is lost."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ def interrupted(module: str, *arguments: str, cwd: Path) -> str:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (130, "")
+    assert (done.returncode, done.stdout) == (130, ""), done.stderr
     return done.stderr.strip()
 
 
@@ -67,27 +68,36 @@ def test_what_is_asked_for_and_not_noted_yet_is_to_be_given_again(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "sentence"),
-    [(KeyboardInterrupt, 130, "interrupted; answer again"), (EOFError, 1, "Aborted!")],
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
 )
-def test_a_question_may_be_interrupted_or_left_without_an_answer(
+@pytest.mark.parametrize("made", [KeyboardInterrupt, typer.Abort, ValueError])
+def test_what_libraries_make_of_an_interrupt_is_one(
     capsys: pytest.CaptureFixture[str],
-    raised: type[BaseException],
+    made: type[BaseException],
+    number: int,
     code: int,
-    sentence: str,
 ) -> None:
-    """A question makes the same of both."""
-    asking = typer.Typer()
+    """A question makes an ``Abort`` of it, and pydantic an error of its own."""
+    before = signal.getsignal(number)
+    working = typer.Typer()
 
-    @asking.command()
-    def ask() -> None:
-        with interruptible(lambda: "answer again"):
+    @working.command()
+    def work() -> None:
+        with interruptible(lambda: "work again"):
             try:
-                raise raised
-            except (KeyboardInterrupt, EOFError):
-                raise typer.Abort from None
+                signal.raise_signal(number)
+            except KeyboardInterrupt:
+                raise made from None
 
     with pytest.raises(SystemExit) as end:
-        run_app(asking, [])
+        run_app(working, [])
     assert end.value.code == code
-    assert capsys.readouterr().err.strip() == sentence
+    assert capsys.readouterr().err.strip() == "interrupted; work again"
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("error", [EOFError, ZeroDivisionError])
+def test_other_errors_stay_what_they_are(error: type[Exception]) -> None:
+    with pytest.raises(error), interruptible(lambda: "never said"):
+        raise error

@@ -38,23 +38,28 @@ Out = Annotated[
 @contextmanager
 def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
     """Turn Ctrl-C, and the system's request to end, into a sentence that states how to continue."""
-    before = signal.signal(signal.SIGTERM, _terminate)
+    came: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt(number)
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+    # A job in the background does without Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
-    except (KeyboardInterrupt, typer.Abort) as error:
-        # A question makes an ``Abort`` of it.
-        interrupt = error.__context__ if isinstance(error, typer.Abort) else error
-        if not isinstance(interrupt, KeyboardInterrupt):
+    except BaseException as error:
+        # Libraries that load make other errors of it, and a question an ``Abort``.
+        if not came and not isinstance(error, KeyboardInterrupt):
             raise
         say(f"interrupted; {sentence()}", error=True)
-        # ``_terminate`` gives the number of the signal; Ctrl-C comes without any.
-        raise typer.Exit(EXIT_TERMINATED if interrupt.args else EXIT_INTERRUPTED) from None
+        is_request = came[:1] == [signal.SIGTERM]
+        raise typer.Exit(EXIT_TERMINATED if is_request else EXIT_INTERRUPTED) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise KeyboardInterrupt(number)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def say(*lines: str, error: bool = False) -> None:

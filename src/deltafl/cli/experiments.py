@@ -2,6 +2,7 @@
 resumption.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -246,7 +247,7 @@ def _require_free(folder: Path) -> None:
     # Their own summary would be replaced.
     if recorded_settings(folder) is not None:
         raise DeltaflError(f"{folder} holds runs of its own; choose another --out for the report")
-    for place in folder.resolve().parents:
+    for place in Path(os.path.realpath(folder)).parents:
         # A folder there would count as a run. Your own ``config.toml`` may be beside your ``runs``.
         beside = ("config.toml", "environment.json")
         if place.name == "runs" and all((place.parent / name).exists() for name in beside):

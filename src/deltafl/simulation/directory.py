@@ -79,7 +79,8 @@ COMPARED = "comparison"
 
 def locked(folder: Path, seconds: float = 0) -> AbstractContextManager[None]:
     """Wait some seconds for other processes, then keep them from playing in a folder."""
-    place = folder.resolve()
+    # Not ``resolve``, which fails where links lead in a circle.
+    place = Path(os.path.realpath(folder))
     if place.is_file():
         raise DeltaflError(f"{folder} is a file; choose another --out")
     # Beside the folder, which a refused run must not make.

@@ -2,6 +2,7 @@
 and which values are allowed.
 """
 
+import re
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,25 @@ Numbers = Annotated[tuple[float, float], CommaSeparated]
 # pydantic would keep the text alone.
 Name = Annotated[str, WrapValidator(lambda v, checked: v if isinstance(v, Named) else checked(v))]
 Seed = Annotated[int, Field(ge=0)]
+
+
+def _named(folder: str) -> str:
+    # What a shell makes of a variable that is not set would be the current folder.
+    if not folder.strip():
+        raise ValueError("write the name of a folder, or leave it out")
+    return folder
+
+
+Folder = Annotated[str, AfterValidator(_named)]
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"cpu|cuda|cuda:\d+|auto", name):
+        raise ValueError("write cpu, cuda, cuda:N or auto")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_device)]
 
 
 def _metric_names(given: Any) -> Any:

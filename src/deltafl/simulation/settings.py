@@ -57,7 +57,9 @@ from .setting_types import (
     LARGEST,
     Columns,
     Count,
+    Device,
     Finite,
+    Folder,
     Memory,
     Metrics,
     Name,
@@ -219,7 +221,7 @@ class Settings(BaseModel):
     """clients count by their numbers of examples, or all the same"""
     memory_dtype: Literal["float32", "bfloat16"] = "float32"
     """of the update per client that some samplers keep"""
-    memory_path: str | None = None
+    memory_path: Folder | None = None
     """folder on a disk for these updates; in RAM if not set"""
     metric: Metrics | None = None
     """what judges runs, then what else is recorded: roc_auc,f1; the task's if not set"""
@@ -249,14 +251,14 @@ class Settings(BaseModel):
     """ask n times this, keep the first n"""
     client_costs: str | None = None
     """FILE.csv of what a client's round costs: per_cost, budget, plan"""
-    device: Annotated[str, Field(pattern="^(cpu|cuda|cuda:\\d+|auto)$")] = "cpu"
+    device: Device = "cpu"
     """where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"""
     # Not in ``--help``, as it has a use on GPUs alone; ``deltafl settings`` shows it.
     precision: Annotated[
         Literal["float32", "tf32", "bfloat16"], Field(json_schema_extra={"hidden": True})
     ] = "float32"
     """of products in training: float32; on a GPU tf32 or bfloat16"""
-    data_dir: str | None = None
+    data_dir: Folder | None = None
     """folder with data sets; DELTAFL_DATA does the same"""
     noise: NotNegative = 20.0
     """nu (synthetic task only)"""

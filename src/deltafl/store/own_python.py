@@ -8,6 +8,7 @@ file too (``only``).
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -57,7 +58,8 @@ def allow(files: frozenset[Path] | None) -> None:
 
 def files_named(given: Any) -> frozenset[Path]:
     """The Python files that texts of the user's name, in whatever lists and tables they are."""
-    return frozenset(Path(name).resolve() for name in names_in(given))
+    # Not ``resolve``, which fails where links lead in a circle.
+    return frozenset(Path(os.path.realpath(name)) for name in names_in(given))
 
 
 def names_in(given: Any) -> frozenset[str]:
