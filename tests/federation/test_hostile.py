@@ -12,7 +12,8 @@ import pytest
 from deltafl import DeltaflError, make_sampler
 from deltafl.estimators.two_bits import encode
 from deltafl.federation.clients import ClientInfo
-from deltafl.federation.replies import ClientReply, read_info, read_reply
+from deltafl.federation.registration import read_info
+from deltafl.federation.replies import ClientReply, read_reply
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import load, save
 from deltafl.federation.service import Service

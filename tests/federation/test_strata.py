@@ -9,7 +9,7 @@ import pytest
 from deltafl import DeltaflError
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.federation import Federation
-from deltafl.federation.replies import read_info
+from deltafl.federation.registration import read_info
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import load, save
 

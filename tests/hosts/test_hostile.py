@@ -21,11 +21,11 @@ from deltafl import DeltaflError, Reports, close_round, init_round, make_plan, o
 from deltafl.errors import printable
 from deltafl.estimators.two_bits import encode
 from deltafl.federation.clients import ClientInfo
+from deltafl.federation.registration import read_info
 from deltafl.federation.replies import (
     ClientReply,
     mean_metrics,
     read_answer,
-    read_info,
     read_metrics,
     read_reply,
 )

@@ -6,34 +6,23 @@ from contextlib import suppress
 from itertools import islice
 from math import inf, isfinite, nan, prod
 from numbers import Real
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field
 
 from ..arrays import update_of
 from ..errors import OWN_ERRORS, DeltaflError, printable
 from ..model_parts import Arrays, as_array
 from ..samplers.census import LARGEST_NORM
-from ..store import checked
 from ..types import FloatArray, Params, Reports, RoundInfo, as_number
-from .clients import ClientInfo
-from .exchange import AUX, CENSUS, CODE, CORRECTED, NUM_EXAMPLES
-from .facts import FACTS
+from .exchange import CENSUS, CODE, CORRECTED, NUM_EXAMPLES
 from .local_work import LOSS, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
-from .rules import Rules
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 
 #: Names under which clients report their loss: ours, Flower's usual one, and its spelling with a
 #: hyphen.
 LOSS_NAMES = (LOSS, "train_loss", "train-loss")
-#: What to write where the answer to a registration query is no answer.
-CURE = (
-    "write deltafl.flower.register(app, num_examples=...) in the client's app, or make a "
-    "deltafl.nvflare.DeltaClient in its script"
-)
-NO_REGISTRATION = "no answer to the registration query in time"
 NOT_CORRECTED = (
     "the client did not correct its local steps; train inside "
     "corrected_steps(take_correction(...), ...), in Flower "
@@ -53,13 +42,6 @@ _NUMBERS = (
     "sum_of_weights",
     "mean_over_diversity",
 )
-
-
-class Registration(BaseModel):
-    """What a client reports of its data."""
-
-    num_examples: Annotated[int, Field(strict=True, ge=1, le=2**40)]
-    aux: list[Annotated[float, Field(strict=True, ge=-1e9, le=1e9)]]
 
 
 class ClientReply(NamedTuple):
@@ -91,31 +73,6 @@ def named(sent: object) -> Mapping[str, Any]:
     if isinstance(sent, Mapping):
         return {name: value for name, value in sent.items() if type(name) is str}
     return {}
-
-
-def read_info(report: object, rules: Rules) -> ClientInfo:
-    """What a client reports of its data when it registers; a text says why it failed."""
-    if isinstance(report, str):
-        raise DeltaflError(printable(report))
-    given = named(report)
-    aux = given.get(AUX)
-    # What the server has not asked for it does not keep.
-    if not isinstance(aux, list) or rules.aux == 0:
-        aux = []
-    if len(aux) != rules.aux:
-        raise DeltaflError(
-            f"the server wants {rules.aux} auxiliary variables of each client, and the client sent "
-            f"{len(aux) or 'none'}; give aux=... to register"
-        )
-    entries = {"num_examples": given.get(NUM_EXAMPLES), "aux": aux}
-    known = checked(Registration, entries, "the answer to the registration query", CURE)
-    if rules.plan.sampler.uses_labels and not (min(known.aux) >= 0 < sum(known.aux)):
-        raise DeltaflError(
-            "the server wants each client's share of each label as its auxiliary variables, all "
-            ">= 0 and not all of them 0; give such aux=... to register"
-        )
-    facts = {name: FACTS[name].read(given, value) for name, value in rules.wanted.items()}
-    return ClientInfo(known.num_examples, tuple(known.aux), **facts)
 
 
 def read_reply(

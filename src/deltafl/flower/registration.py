@@ -22,7 +22,8 @@ from pydantic import BaseModel, StringConstraints
 from ..errors import DeltaflError, printable
 from ..federation.clients import ClientInfo
 from ..federation.exchange import RECORD
-from ..federation.replies import CURE, NO_REGISTRATION, named, read_info
+from ..federation.registration import CURE, NO_REGISTRATION, read_info
+from ..federation.replies import named
 from ..federation.rules import Rules
 from ..store import checked
 from .client import CLIENT_ID, KIND

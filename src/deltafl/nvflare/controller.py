@@ -27,14 +27,8 @@ from ..errors import DeltaflError, printable
 from ..federation import replies
 from ..federation.clients import ClientInfo
 from ..federation.exchange import RECORD, Question
-from ..federation.replies import (
-    NO_REGISTRATION,
-    ClientReply,
-    mean_metrics,
-    named,
-    read_info,
-    round_metrics,
-)
+from ..federation.registration import NO_REGISTRATION, read_info
+from ..federation.replies import ClientReply, mean_metrics, named, round_metrics
 from ..federation.rules import check_seconds, check_whole, make_rules
 from ..federation.service import Service, serving
 from ..model_parts import Arrays, as_array
