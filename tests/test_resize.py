@@ -35,7 +35,8 @@ OTHERS = make_problem([10, 20, 25, 35, 70, 5], seed=2)
 def plan_of(label: str, problem: Problem, n: int = 2) -> Plan:
     """As ``make_plan``, with an optimizer that remembers the estimate."""
     planned = make_plan(label, problem.population, n=n)
-    return planned.with_part(Recorder())
+    others = (part for part in planned.parts if part.name != Recorder.name)
+    return replace(planned, parts=(*others, Recorder()))
 
 
 @pytest.mark.parametrize("label", LABELS)

@@ -84,7 +84,7 @@ class Accumulator:
         self.cohort = cohort
         self._d = len(state.params_d)
         self._intakes = plan.intakes(state, cohort)
-        self._sends_drifts = plan.sends_drifts
+        self._sends_drifts = bool(plan.drifting)
 
     def add_rows(
         self,

@@ -339,7 +339,7 @@ def _check(
         )
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(None)
-    if plan.sends_drifts:
+    if plan.drifting:
         raise DeltaflError(
             f"local training in pfl takes no drift; leave out {' and '.join(plan.drifting)}"
         )

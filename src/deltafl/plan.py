@@ -187,11 +187,6 @@ class Plan(WithRanges):
         """The part of a name in ``server/table.py``, such as ``"clip"``; None if it is not used."""
         return next((part for part in self.parts if part.name == name), None)
 
-    def with_part(self, part: ServerPart) -> "Plan":
-        """This plan with a part in place of the one of the same name, if there is one."""
-        others = tuple(other for other in self.parts if other.name != part.name)
-        return replace(self, parts=(*others, part))
-
     @property
     def rule(self) -> Estimator:
         """The estimator as an object."""
@@ -211,11 +206,6 @@ class Plan(WithRanges):
     def drifting(self) -> list[str]:
         """The parts by which clients are sent what moves them during their local steps."""
         return [part.name for part in self.parts if type(part).drift is not ServerPart.drift]
-
-    @property
-    def sends_drifts(self) -> bool:
-        """Whether there is such a part."""
-        return bool(self.drifting)
 
     @property
     def step_factor(self) -> float:
@@ -338,7 +328,7 @@ class Plan(WithRanges):
             return value
 
         d = len(state.params_d)
-        if not self.sends_drifts:
+        if not self.drifting:
             return None
         drifts = over_stretches(lambda part: self.drift(state, part, read), d, len(clients))
         drift_nd: Params = np.concatenate(drifts, axis=-1)
@@ -585,64 +575,31 @@ def make_plan(
     """
     if not isinstance(population, Population):
         population = Population.from_sizes(population)
-    settings = {name: more.pop(name) for name in [*more] if name in SETTINGS}
-    parts = more.setdefault("parts", ())
-    _check_parts(parts)
-    if isinstance(sampler, Sampler):
-        first = _first_size(n, population, settings, parts)
-        return _planned(sampler, population, first, settings, facts, more)
-    label = parse_label(sampler)
-    settings |= label.settings
-    first = _first_size(n, population, settings, parts)
-    if facts is not None:
-        facts = facts._replace(n=first, m=population.num_clients)
-    for name, value in label.settings.items():
-        if name not in IN_TEXT:
-            raise unknown_name("setting of a plan in a label", name, IN_TEXT)
-        if value is True and SETTINGS[name].values is not bool:
-            raise needs_value(name, sampler)
-    given = more.setdefault("estimator", label.estimator)
-    # A label always has an estimator: only one that is not its sampler's usual one was written.
-    usual = label.entry.estimator
-    if label.estimator != usual and find_estimator(given).name != label.estimator:
-        raise DeltaflError(
-            f"{str(sampler)!r} has an estimator, and estimator is {given!r:.60}; leave out one of "
-            "them"
-        )
-    made = make_sampler(label, facts)
-    return _planned(made, population, first, settings, facts, more)
-
-
-def _first_size(
-    n: Any,
-    population: Population,
-    settings: dict[str, Any],
-    parts: Sequence[ServerPart],
-) -> Any:
-    """The plan's own n, which cohorts that size themselves begin with."""
-    # An array would be compared entry by entry.
-    if not (isinstance(n, str) and n == AUTO):
-        return n
-    if sized_by(settings) is None and not any(part.sizes_cohorts() for part in parts):
-        settings[RelativeError.name] = USUAL_ERROR
     m = population.num_clients
-    return min(max(FEWEST, ceil(m / 10)), m)
-
-
-def _planned(
-    sampler: Sampler,
-    population: Population,
-    n: Any,
-    settings: dict[str, Any],
-    facts: RunFacts | None,
-    more: dict[str, Any],
-) -> Plan:
+    settings = {name: more.pop(name) for name in [*more] if name in SETTINGS}
+    own = more.pop("parts", ())
+    _check_parts(own)
+    label = None
+    if not isinstance(sampler, Sampler):
+        label = parse_label(sampler)
+        settings |= label.settings
+    size: Any = n
+    # An array would be compared entry by entry.
+    if isinstance(size, str) and size == AUTO:
+        if sized_by(settings) is None and not any(part.sizes_cohorts() for part in own):
+            settings[RelativeError.name] = USUAL_ERROR
+        # The plan's own n, which cohorts that size themselves begin with.
+        size = min(max(FEWEST, ceil(m / 10)), m)
+    if facts is not None:
+        facts = facts._replace(n=size, m=m)
+    made: Any = sampler
+    if label is not None:
+        _check_label(label, sampler, more)
+        made = make_sampler(label, facts)
     known = Plan.__dataclass_fields__
     for name in more:
         if name not in known:
             raise unknown_name("setting", name, [*known, *SETTINGS])
-    own = more.pop("parts")
-    made = make_parts(settings)
     # An object takes the place of the default of its kind. Where that was set, too, or another
     # setting of its kind, both stay, and ``Plan`` refuses them.
     written = {
@@ -651,10 +608,27 @@ def _planned(
         if name == ROW_OF[name].kind.name or value != SETTINGS[name].default
     }
     replaced = {part.name for part in own} - written
-    parts = [*(part for part in made if part.name not in replaced), *own]
+    parts = [*(part for part in make_parts(settings) if part.name not in replaced), *own]
     if facts is not None:
         parts = [part.for_run(facts.rounds) for part in parts]
-    plan = Plan(population, sampler, n, parts=tuple(parts), **more)
+    plan = Plan(population, made, size, parts=tuple(parts), **more)
     for part in plan.parts:
         part.check_clients(plan)
     return plan
+
+
+def _check_label(label: Label, given: object, more: dict[str, Any]) -> None:
+    """Refuse settings that no plan has, and a second estimator; ``more`` gets the label's."""
+    for name, value in label.settings.items():
+        if name not in IN_TEXT:
+            raise unknown_name("setting of a plan in a label", name, IN_TEXT)
+        if value is True and SETTINGS[name].values is not bool:
+            raise needs_value(name, given)
+    estimator = more.setdefault("estimator", label.estimator)
+    # A label always has an estimator: only one that is not its sampler's usual one was written.
+    usual = label.entry.estimator
+    if label.estimator != usual and find_estimator(estimator).name != label.estimator:
+        raise DeltaflError(
+            f"{str(given)!r} has an estimator, and estimator is {estimator!r:.60}; leave out one "
+            "of them"
+        )

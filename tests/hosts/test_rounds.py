@@ -51,7 +51,7 @@ def test_rounds_are_those_of_the_core(play: Any, label: str) -> None:
     weights = [info.sum_of_weights for info in played.history]
     assert weights == [info.sum_of_weights for info in infos]
     assert np.abs(models[-1]).max() > 0.1
-    assert (largest > 0.05) == played.federation.plan.sends_drifts
+    assert (largest > 0.05) == bool(played.federation.plan.drifting)
 
 
 @pytest.mark.parametrize(("label", "fault", "reason"), FAULTS)

@@ -299,7 +299,7 @@ def test_what_no_state_file_can_be_is_refused(tmp_path: Path) -> None:
         DeltaflError, match="another sampler or estimator, of which the state knows"
     ):
         save_state(path, state, plan_of(300, "innovation"))
-    averaged = plan.with_part(Average(0.5))
+    averaged = replace(plan, parts=(Average(0.5),))
     for call in (lambda: open_round(averaged, state), lambda: save_state(path, state, averaged)):
         with pytest.raises(DeltaflError, match="the plan has average, of which the state knows"):
             call()
@@ -308,7 +308,7 @@ def test_what_no_state_file_can_be_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DeltaflError, match="the state has average, which the plan lacks"):
             call()
     # A part that remembers nothing may go.
-    open_round(plan, init_round(plan.with_part(FirstRound("exact")), np.zeros(D)))
+    open_round(plan, init_round(replace(plan, parts=(FirstRound("exact"),)), np.zeros(D)))
     assert not path.exists()
     write_sealed(path, {"state.params_d": np.zeros(D)})
     with pytest.raises(DeltaflError, match="belongs to a plan with clients = None"):

@@ -34,6 +34,8 @@ KEPT = 0.8825
 _EACH = 26
 _NUMBERS = -(-BLOCK // _EACH)
 _BITS = 2 * _EACH
+#: The largest such number.
+_LARGEST = 2.0**_BITS - 1
 #: Two numbers have 13 whole bytes.
 _BYTES = 2 * _BITS // 8
 #: Bytes of a block where numbers are packed: five pairs, to whole numbers of 64 bits.
@@ -217,7 +219,7 @@ def levels(code_nc: FloatArray) -> tuple[Params, FloatArray]:
     # Blocks last: passes over ten numbers each would take NumPy longer than the arithmetic.
     code_lx = np.ascontiguousarray(code_nc.reshape(n * blocks, _LENGTH).T)
     # Clients may send anything: what is no 52-bit number becomes the nearest one.
-    number_kx = np.clip(code_lx[1:], 0, 2.0**_BITS - 1).astype(np.uint64)
+    number_kx = np.clip(code_lx[1:], 0, _LARGEST).astype(np.uint64)
     # A byte holds four levels.
     level_xk4 = np.take(_table(), _unpacked(number_kx), axis=0)
     # No honest root mean square is negative; the sign of a made-up one would turn the block around.
@@ -228,7 +230,7 @@ def levels(code_nc: FloatArray) -> tuple[Params, FloatArray]:
 def tame(code_nc: FloatArray) -> None:
     """Replace, in place, numbers that no levels have by those as which they are read."""
     number_nbl = code_nc.reshape(len(code_nc), -1, _LENGTH)[..., 1:]
-    np.clip(number_nbl, 0, 2.0**_BITS - 1, out=number_nbl)
+    np.clip(number_nbl, 0, _LARGEST, out=number_nbl)
 
 
 def _packed(byte_nbk: Levels) -> Words:
@@ -266,13 +268,12 @@ def _both(byte_xk: Levels, pair: int) -> list[Words]:
 
 def coded(update_kd: Params) -> Params:
     """Updates, float32 (k, d), as the server reads them if clients send their codes."""
-    return np.asarray(decode(encode(update_kd), update_kd.shape[1]) / KEPT, np.float32)
+    return read_codes(encode(update_kd), update_kd.shape[1])
 
 
-def read_code(code_c: FloatArray, num_params: int) -> Params:
-    """The update, float32 (d,), that a code stands for, as long on average as the one coded."""
-    read_d = decode(code_c[None], num_params)[0] / KEPT
-    return np.asarray(read_d, np.float32)
+def read_codes(code_kc: FloatArray, num_params: int) -> Params:
+    """The updates, float32 (k, d), that codes stand for, as long on average as those coded."""
+    return np.asarray(decode(code_kc, num_params) / KEPT, np.float32)
 
 
 def norms(code_nc: Codes) -> FloatArray:
@@ -312,7 +313,7 @@ def _hadamard() -> FloatArray:
     hadamard = np.ones((1, 1))
     for _ in range(4):
         hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
-    return np.asarray(hadamard)
+    return hadamard
 
 
 def _rotated(block_nbk: Floats) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from ..accumulate import Accumulator
 from ..arrays import mean_rest
 from ..errors import DeltaflError, printable
-from ..estimators.two_bits import code_length, read_code
+from ..estimators.two_bits import code_length, read_codes
 from ..model_parts import (
     LARGEST_ENTRY,
     Arrays,
@@ -419,7 +419,7 @@ class Federation:
         except DeltaflError as error:
             return reply._replace(fault=str(error))
         with np.errstate(over="ignore"):  # what is infinite is refused, as in any reply
-            params_d = self.params_d + read_code(np.array(code_c), self.layout.num_params)
+            params_d = self.params_d + read_codes(np.array([code_c]), self.layout.num_params)[0]
         whole = self.layout.rebuild(params_d, reply.arrays)
         return reply._replace(arrays=self.layout.sent(whole))
 
@@ -427,7 +427,7 @@ class Federation:
         """The reply with its fault, if it has one; the core checks its numbers and its update."""
         if reply.arrays is None or reply.fault is not None:
             return reply
-        if self.plan.sends_drifts and reply.corrected != self.plan.step_factor:
+        if self.plan.drifting and reply.corrected != self.plan.step_factor:
             return reply._replace(fault=NOT_CORRECTED)
         return reply._replace(fault=self.layout.fault(reply.arrays))
 
