@@ -22,7 +22,7 @@ from ..designs.table import find_design
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate, NoControl
 from ..estimators.table import ESTIMATORS, find_estimator, is_estimator
-from ..server.table import biased_by
+from ..server.table import kinds_of
 from .base import RunFacts, Sampler
 from .table import SAMPLERS, SamplerEntry, find_sampler
 
@@ -319,9 +319,9 @@ def bias_of(label: str | Label) -> str | None:
         return f"estimator {parsed.estimator}"
     if parsed.design is not None and not find_design(parsed.design).exact:
         return f"design {parsed.design}"
-    biased = biased_by(parsed.settings)
-    if biased is not None:
-        return biased
+    for name, kind in kinds_of(parsed.settings).items():
+        if kind.biased:
+            return name
     sampler = make_sampler(parsed)
     if sampler.expects_absence:
         return "weights from past rounds"

@@ -38,15 +38,12 @@ class Budget(ServerPart):
     budget: float
     budget_rounds: int | None = None  #: None for those of the run
     name = "budget"
+    needs_draws = True
     fitting = "methods that draw n clients"
     ranges: ClassVar = {"budget": "(0, inf)", "budget_rounds": "[1, 1e9]"}
 
     def for_run(self, rounds: int) -> Self:
         return replace(self, budget_rounds=self.budget_rounds or rounds)
-
-    @classmethod
-    def fits(cls, sampler: Any, control: Any) -> bool:
-        return not sampler.asks_all
 
     def check(self, plan: PlanOfParts) -> None:
         require_own_size(plan, self.name)
@@ -58,7 +55,7 @@ class Budget(ServerPart):
     def check_clients(self, plan: PlanOfParts) -> None:
         assert self.budget_rounds is not None  # ``check`` has seen to it
         cost_m = plan.population.costs()
-        least = self._begin(plan).spent + self.budget_rounds * cost_m.min()
+        least = self.init(plan, None).spent + self.budget_rounds * cost_m.min()
         if any(part.name == FirstRound.name for part in plan.parts):
             least += cost_m.sum() - cost_m.min()
         if self.budget < least:
@@ -68,10 +65,7 @@ class Budget(ServerPart):
             )
 
     def init(self, plan: PlanOfParts, params_d: Any) -> BudgetState:
-        return self._begin(plan)
-
-    def _begin(self, plan: PlanOfParts) -> BudgetState:
-        """What a census costs: everyone trains for it."""
+        # What a census costs: everyone trains for it.
         cost_m = plan.population.costs()
         if plan.sampler.census is None:
             cost_m = cost_m[:0]

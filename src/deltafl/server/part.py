@@ -127,6 +127,8 @@ class ServerPart(WithRanges):
     changes_training: ClassVar[bool] = False
     #: Whether a client that does not reply counts as an update of 0, not as one of the others.
     counts_silence: ClassVar[bool] = False
+    #: Whether it is about draws, and so does not fit a sampler that asks everyone.
+    needs_draws: ClassVar[bool] = False
     #: Which methods it fits, for a message.
     fitting: ClassVar[str] = "all methods"
     #: The longest answer to a census, in median norms of all.
@@ -168,7 +170,7 @@ class ServerPart(WithRanges):
     @classmethod
     def fits(cls, sampler: Any, control: Any) -> bool:
         """Whether it can be used beside a sampler, and an estimator with this control variate."""
-        return True
+        return not (cls.needs_draws and sampler.asks_all)
 
     def check(self, plan: PlanOfParts) -> None:
         """Raise a ``DeltaflError`` if it does not go together with something of the plan."""

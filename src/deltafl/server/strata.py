@@ -19,7 +19,7 @@ clients (``Plan.response_rates``).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class ByStrata(ServerPart):
     allocation: str | None = None  #: None for ``NEYMAN`` where the sampler has scores
     stages: int = 0  #: the strata of a round; 0 for all
     name = "at_least"
+    needs_draws = True
     fitting = "methods that draw n clients, of a population with strata"
     ranges: ClassVar = {"at_least": "[1, 1e9]", "stages": "[0, 1e9]"}
 
@@ -57,10 +58,6 @@ class ByStrata(ServerPart):
                 f"at_least is {self.at_least} of each stratum, and with stages = {self.stages} not "
                 "all strata are drawn: leave out one of them"
             )
-
-    @classmethod
-    def fits(cls, sampler: Any, control: Any) -> bool:
-        return not sampler.asks_all
 
     def check(self, plan: PlanOfParts) -> None:
         sampler = type(plan.sampler).__name__

@@ -51,19 +51,22 @@ class Row(NamedTuple):
         name = kind.name
         values = {key: given.get(key, s.default) for key, s in self.settings.items()}
         first = values[name]
-        # In Python a part may be given itself, with all that its settings would say.
-        if isinstance(first, kind):
-            for key, value in values.items():
-                if key != name and value != self.settings[key].default:
-                    raise DeltaflError(
-                        f"{key} is {value!r:.60}, and {name} is {first!r:.60}; set it there, and "
-                        f"leave out {key}"
-                    )
-            return first
         for key, value in values.items():
             # An array would be compared entry by entry.
             if not isinstance(value, str | Real | kind | None):
                 raise DeltaflError(f"{key} is {value!r:.60}; write a plain number, or a word")
+        more = [
+            f"{key} is {value!r:.60}"
+            for key, value in values.items()
+            if key != name and value != self.settings[key].default
+        ]
+        # In Python a part may be given itself, with all that its settings would say.
+        if isinstance(first, kind):
+            if more:
+                raise DeltaflError(
+                    f"{more[0]}, and {name} is {first!r:.60}; set it there, and leave it out here"
+                )
+            return first
         if self.make is not None:
             return self.make(*values.values())
         setting = self.settings[name]
@@ -75,33 +78,18 @@ class Row(NamedTuple):
             raise DeltaflError(f"{name} is None; it must be in {setting.values}")
         # What is written out as it is by default makes no part, and no other header of a state.
         if first == setting.default:
+            if more:
+                raise DeltaflError(f"{more[0]} and {name} is not set; write both, or none of them")
             return None
         if setting.values is bool:
             return kind()
-        return kind(first)  # type: ignore[call-arg]
+        return kind(*values.values())
 
 
 def _optimizer(name: Any, lr: float | None, momentum: float | None) -> ServerOptimizer:
     if not isinstance(name, str):
         raise DeltaflError(f"server_optimizer is {name!r}; write make_server_optimizer(name)")
     return make_server_optimizer(name, lr, momentum)
-
-
-def _ghbm(ghbm: float, ghbm_tau: int) -> Ghbm | None:
-    part = Ghbm(ghbm, ghbm_tau)
-    if part.ghbm:
-        return part
-    if ghbm_tau != Ghbm.ghbm_tau:
-        raise DeltaflError(f"ghbm_tau is {ghbm_tau} and ghbm is not set; write ghbm=0.9")
-    return None
-
-
-def _budget(budget: float | None, budget_rounds: int | None) -> Budget | None:
-    if budget is not None:
-        return Budget(budget, budget_rounds)
-    if budget_rounds is not None:
-        raise DeltaflError(f"budget_rounds is {budget_rounds} and budget is not set; write both")
-    return None
 
 
 def _strata(at_least: int, allocation: str | None, stages: int) -> ByStrata | None:
@@ -142,7 +130,6 @@ ROWS = (
                 "rounds that budget is for, if not those of the run",
             ),
         },
-        _budget,
     ),
     Row(
         ByStrata,
@@ -188,7 +175,6 @@ ROWS = (
                 "tau of ghbm, best near m / n",
             ),
         },
-        _ghbm,
     ),
     _row(Scaffold, False, "correct clients' local steps (SCAFFOLD)", bool),
     _row(
@@ -260,19 +246,16 @@ def in_order(parts: tuple[ServerPart, ...]) -> tuple[ServerPart, ...]:
     return tuple(sorted(parts, key=lambda part: places.get(part.name, len(ROWS))))
 
 
-def biased_by(settings: Mapping[str, Any]) -> str | None:
-    """The first of these settings that makes every method biased; None if there is none."""
-    return _first(settings, lambda kind: kind.biased)
+def kinds_of(settings: Mapping[str, Any]) -> dict[str, type[ServerPart]]:
+    """The kind of part that each of these settings is of, for those that are not as by default."""
+    return {
+        name: ROW_OF[name].kind
+        for name, value in settings.items()
+        if name in ROW_OF and value != SETTINGS[name].default
+    }
 
 
 def sized_by(settings: Mapping[str, Any]) -> str | None:
-    """The first of these settings by which n changes from round to round; None likewise."""
-    return _first(settings, lambda kind: kind.sizes_cohorts())
-
-
-def _first(settings: Mapping[str, Any], is_such: Callable[[type[ServerPart]], bool]) -> str | None:
-    for name, value in settings.items():
-        row = ROW_OF.get(name)
-        if row is not None and is_such(row.kind) and value != SETTINGS[name].default:
-            return name
-    return None
+    """The first of these settings by which n changes from round to round; None if there is none."""
+    kinds = kinds_of(settings)
+    return next((name for name in kinds if kinds[name].sizes_cohorts()), None)
