@@ -23,12 +23,11 @@ from deltafl import (
     stream,
 )
 from deltafl.designs.exact import support
-from deltafl.samplers import divfl, parse_label
+from deltafl.samplers import parse_label, representatives
 from deltafl.samplers.active_fl import ActiveFL, ActiveState
 from deltafl.samplers.base import NewFirstState, State, draw_by_logs, draw_successively
-from deltafl.samplers.divfl import DivFL
 from deltafl.samplers.oort import Oort, OortState
-from deltafl.samplers.representatives import distances, greedy
+from deltafl.samplers.representatives import DivFL, distances, greedy
 from deltafl.types import FloatArray, IntArray
 from tools.samplers import cohort_of
 
@@ -376,7 +375,7 @@ def test_divfl_selects_available_clients_that_stand_for_everyone() -> None:
 def test_divfl_computes_distances_only_when_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(divfl, "distances", None)
+    monkeypatch.setattr(representatives, "distances", None)
     sampler = DivFL(sketch_size=2)
     seen_m = np.arange(6) < 3
     state = sampler.init(Population.from_sizes([1] * 6))._replace(selected_m=seen_m, seen_m=seen_m)

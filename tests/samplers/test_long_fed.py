@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl import Population, Reports, stream
-from deltafl.samplers.divfl import DivFL
-from deltafl.samplers.long_fed import EmulationState, LongFed, most_alike
+from deltafl.samplers.representatives import DivFL, EmulationState, LongFed, most_alike
 from deltafl.types import FloatArray, IntArray
 from tools.samplers import cohort_of
 

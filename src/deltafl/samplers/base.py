@@ -297,19 +297,20 @@ class Priced(Scored):
                 "per_second and per_cost are two prices of one client: leave out one, or give "
                 "cost_m that has both"
             )
-        if self.per_second and population.seconds_m is None:
-            raise DeltaflError(
+        cost_m = population.cost_m
+        lacking = (
+            "per_cost needs what a round of each client costs: write "
+            "Population.from_sizes(sizes, cost=costs), in the simulator client_costs='FILE.csv', "
+            "or in a federation costs=True"
+        )
+        if self.per_second:
+            cost_m = population.seconds_m
+            lacking = (
                 "per_second needs the expected seconds of each client's round: write "
                 "population._replace(seconds_m=...), or in the simulator speeds='lognormal'"
             )
-        if self.per_cost and population.cost_m is None:
-            raise DeltaflError(
-                "per_cost needs what a round of each client costs: write "
-                "Population.from_sizes(sizes, cost=costs), in the simulator "
-                "client_costs='FILE.csv', or in a federation costs=True"
-            )
-        cost_m = population.seconds_m if self.per_second else population.cost_m
-        assert cost_m is not None  # as was seen above
+        if cost_m is None:
+            raise DeltaflError(lacking)
         return by_cost(score_m, cost_m)
 
 
@@ -402,23 +403,24 @@ class NewFirst(Unweighted):
         new: IntArray = present_k[~state.selected_m[present_k]][:size]
         if len(new) == size:
             return new
+        seen_k = present_k[state.seen_m[present_k]]
         return np.concatenate(
             [
                 new,
-                self.again(state, present_k, size, size - len(new), rng),
+                self.again(state, seen_k, size, size - len(new), rng),
             ]
         )
 
     def again(
         self,
         state: State,
-        present_k: IntArray,
+        seen_k: IntArray,
         size: int,
         wanted: int,
         rng: Rng,
     ) -> IntArray:
         """At most ``wanted`` of the clients that replied before, in a cohort of ``size``."""
-        return present_k[:0]
+        return seen_k[:0]
 
     def update(
         self,

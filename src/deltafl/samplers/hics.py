@@ -86,13 +86,13 @@ class HicsFL(NewFirst):
     def again(
         self,
         state: NewFirstState,
-        present_k: IntArray,
+        seen_k: IntArray,
         size: int,
         wanted: int,
         rng: Rng,
     ) -> IntArray:
         # In their own order: clusters must not depend on the random one.
-        seen_k = np.sort(present_k[state.seen_m[present_k]])
+        seen_k = np.sort(seen_k)
         if len(seen_k) == 0:
             return seen_k
         return seen_k[

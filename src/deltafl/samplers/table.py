@@ -15,7 +15,6 @@ from .base import NewFirst, Sampler
 from .centred import Balanced, BalancedByCensus, Centred
 from .cluster import ClusterIS, ClusterISOracle
 from .delta import Delta, FedIS, FedPracIS, PracDelta
-from .divfl import DivFL
 from .fed_cbs import FedCBS
 from .fed_ent_opt import FedEntOpt
 from .fed_gs import FedGS
@@ -24,11 +23,11 @@ from .fed_stas import FedSTaS
 from .fixed import Fixed, Full
 from .hics import HicsFL
 from .intervals import FedAU, FedAWE
-from .long_fed import LongFed
 from .ocs import ApproximateOCS
 from .online import MirrorDescent, VarianceBandit
 from .oort import Oort
 from .power_of_choice import PowerOfChoice
+from .representatives import DivFL, LongFed
 from .reshuffling import ClientReshuffling
 from .urns import ClusteredBySimilarity, ClusteredBySize
 

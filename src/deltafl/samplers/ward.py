@@ -30,7 +30,7 @@ def _units(row_kq: FloatArray) -> FloatArray:
 
 def _angle(cosine: FloatArray) -> FloatArray:
     # Rounding can take a cosine past 1, where arccos is NaN.
-    return np.asarray(np.arccos(np.clip(cosine, -1.0, 1.0)))
+    return np.arccos(np.clip(cosine, -1.0, 1.0))
 
 
 def ward_tree(sketch_mq: FloatArray) -> IntArray:
