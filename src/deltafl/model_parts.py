@@ -107,9 +107,8 @@ class ModelParts(NamedTuple):
         for option, patterns in (("local", own), ("trainable", wanted), ("buffers", buffers)):
             for pattern in patterns:
                 # No model has to have anything that matches the library's own patterns.
-                if pattern not in (*TRAINABLE["lora"], *BUFFERS) and not any(
-                    fnmatchcase(name, pattern) for name in named.arrays
-                ):
+                is_ours = pattern in (*TRAINABLE["lora"], *BUFFERS)
+                if not is_ours and not _match(named.arrays, [pattern]):
                     raise DeltaflError(
                         f"{option} has {pattern!r}, which no array of the model matches; its names "
                         f"are {listed(named.arrays)}"

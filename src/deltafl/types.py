@@ -20,7 +20,7 @@ score.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from math import nan
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -80,10 +80,11 @@ class Judge:
     """
 
     name: str
-    higher: bool = field(default=True, kw_only=True)
-    share: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    higher: bool = True
+    share: bool = False
     # Records from before it was written down are judged alike.
-    written: str = field(default="", kw_only=True, compare=False)
+    written: str = field(default="", compare=False)
 
     @property
     def heading(self) -> str:

@@ -21,7 +21,7 @@ from .inclusion import capped, check_scores
 
 def per_cost(score_m: FloatArray, cost_m: FloatArray) -> FloatArray:
     """``score_m / sqrt(cost_m)``: scores that are best for a given total cost."""
-    return np.asarray(score_m / np.sqrt(cost_m))
+    return score_m / np.sqrt(cost_m)
 
 
 def probabilities_for_budget(

@@ -220,4 +220,4 @@ def with_floor(
         raise DeltaflError(
             f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)"
         )
-    return np.asarray((1 - floor) * draw_probabilities(score_m) + floor / len(score_m))
+    return (1 - floor) * draw_probabilities(score_m) + floor / len(score_m)

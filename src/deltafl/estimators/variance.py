@@ -138,68 +138,6 @@ def variance_form(replies: Replies) -> VarianceForm | None:
     """
     if len(replies.selected.stage_n):
         return _two_stages(replies)
-    return _one_stage(replies)
-
-
-def _two_stages(replies: Replies) -> VarianceForm | None:
-    """The forms of the drawn strata, one by one, and what varies between them."""
-    selected = replies.selected
-    drawn, first_row = np.unique(selected.stratum_n, return_index=True)
-    count = len(drawn)
-    if not np.all(np.isfinite(selected.expected_n)):
-        return None
-    pi_h = selected.stage_n[first_row]
-    mass_h = np.clip(1 - pi_h, 0.0, 1.0)
-    n = len(replies.client_n)
-    mass_n, scale_n, alone_n = np.zeros((3, n))
-    groups = list[IntArray]()
-    for h, stratum in enumerate(drawn):
-        rows = np.flatnonzero(replies.cohort.stratum_n == stratum)
-        here_s = selected.stratum_n == stratum
-        within = _one_stage(_given_stratum(replies, rows, here_s, pi_h[h]))
-        if within is None:
-            # What varies between draws that are independent has it all.
-            mass_h[h] = 1.0
-            continue
-        mass_n[rows] = pi_h[h] * within.mass_n
-        scale_n[rows] = within.scale_n
-        alone_n[rows] = pi_h[h] * within.alone_n
-        groups += [rows[group] for group in within.groups]
-    undecided = int(np.count_nonzero(mass_h))
-    if undecided == 0:
-        return VarianceForm(mass_n, scale_n, alone_n, tuple(groups))
-    if count < 2:
-        return None
-    if undecided == 1:
-        # Alone it is its own mean B: only from strata that were certain has it a distance.
-        mass_h[:] = 1.0
-        undecided = count
-    is_of_hn = replies.cohort.stratum_n == drawn[:, None]
-    between = Between(
-        mass_h=undecided / (undecided - 1) * mass_h,
-        coef_hn=is_of_hn * replies.coef_n,
-    )
-    return VarianceForm(mass_n, scale_n, alone_n, tuple(groups), between)
-
-
-def _given_stratum(
-    replies: Replies,
-    rows: IntArray,
-    here_s: BoolArray,
-    pi: float,
-) -> Replies:
-    """The replies of a stratum, as if it had been certain to be drawn."""
-    cohort = replies.cohort.part(rows)
-    selected = replies.selected.part(here_s)
-    return Replies(
-        cohort._replace(expected_n=cohort.expected_n / pi, stratum_n=NOBODY, stage_n=ALWAYS),
-        selected._replace(expected_n=selected.expected_n / pi, stratum_n=NOBODY, stage_n=ALWAYS),
-        replies.coef_n[rows],
-        replies.response_n[rows],
-    )
-
-
-def _one_stage(replies: Replies) -> VarianceForm | None:
     cohort = replies.cohort
     rate_n = replies.response_n
     coef_n = replies.coef_n
@@ -246,6 +184,64 @@ def _one_stage(replies: Replies) -> VarianceForm | None:
     if len(count_g) > 1:
         groups = tuple(np.flatnonzero(group_n == g) for g in np.unique(group_n))
     return VarianceForm(mass_n, scale_n, alone_n, groups)
+
+
+def _two_stages(replies: Replies) -> VarianceForm | None:
+    """The forms of the drawn strata, one by one, and what varies between them."""
+    selected = replies.selected
+    drawn, first_row = np.unique(selected.stratum_n, return_index=True)
+    count = len(drawn)
+    if not np.all(np.isfinite(selected.expected_n)):
+        return None
+    pi_h = selected.stage_n[first_row]
+    mass_h = np.clip(1 - pi_h, 0.0, 1.0)
+    n = len(replies.client_n)
+    mass_n, scale_n, alone_n = np.zeros((3, n))
+    groups = list[IntArray]()
+    for h, stratum in enumerate(drawn):
+        rows = np.flatnonzero(replies.cohort.stratum_n == stratum)
+        here_s = selected.stratum_n == stratum
+        within = variance_form(_given_stratum(replies, rows, here_s, pi_h[h]))
+        if within is None:
+            # What varies between draws that are independent has it all.
+            mass_h[h] = 1.0
+            continue
+        mass_n[rows] = pi_h[h] * within.mass_n
+        scale_n[rows] = within.scale_n
+        alone_n[rows] = pi_h[h] * within.alone_n
+        groups += [rows[group] for group in within.groups]
+    undecided = int(np.count_nonzero(mass_h))
+    if undecided == 0:
+        return VarianceForm(mass_n, scale_n, alone_n, tuple(groups))
+    if count < 2:
+        return None
+    if undecided == 1:
+        # Alone it is its own mean B: only from strata that were certain has it a distance.
+        mass_h[:] = 1.0
+        undecided = count
+    is_of_hn = replies.cohort.stratum_n == drawn[:, None]
+    between = Between(
+        mass_h=undecided / (undecided - 1) * mass_h,
+        coef_hn=is_of_hn * replies.coef_n,
+    )
+    return VarianceForm(mass_n, scale_n, alone_n, tuple(groups), between)
+
+
+def _given_stratum(
+    replies: Replies,
+    rows: IntArray,
+    here_s: BoolArray,
+    pi: float,
+) -> Replies:
+    """The replies of a stratum, as if it had been certain to be drawn."""
+    cohort = replies.cohort.part(rows)
+    selected = replies.selected.part(here_s)
+    return Replies(
+        cohort._replace(expected_n=cohort.expected_n / pi, stratum_n=NOBODY, stage_n=ALWAYS),
+        selected._replace(expected_n=selected.expected_n / pi, stratum_n=NOBODY, stage_n=ALWAYS),
+        replies.coef_n[rows],
+        replies.response_n[rows],
+    )
 
 
 def _per_group(

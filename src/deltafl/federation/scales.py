@@ -63,7 +63,7 @@ class Scales:
         # vote.
         for place, (key, update) in enumerate(zip(keys, updates, strict=True)):
             if update is not None and np.isfinite(update).all():  # else it is refused as it is
-                norms[place] = sqrt(squared_norms(update[None])[0][0])
+                norms[place] = sqrt(squared_norms(update[None])[0])
                 self.known[key] = self._of(key)._replace(norm=norms[place])
         median = sqrt(len(params_d))
         votes = [scale.norm for scale in self.known.values() if scale.norm > 0]

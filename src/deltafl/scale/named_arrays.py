@@ -81,7 +81,11 @@ def from_named_arrays(template: Any, arrays: Mapping[str, Array], prefix: str = 
     if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:
         return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
     array = arrays.get(prefix)
-    shape = _shape(template)
+    # Rows that clients share would fill the memory as one array.
+    if isinstance(template, tuple) and template:
+        shape = (len(template), *template[0].shape)
+    else:
+        shape = np.shape(template)
     is_whole = not isinstance(template, int) or (array is not None and array.dtype.kind == "i")
     if array is None or not is_whole or shape not in (array.shape, (0,)):
         raise DeltaflError(
@@ -96,13 +100,6 @@ def from_named_arrays(template: Any, arrays: Mapping[str, Array], prefix: str = 
     if isinstance(template, list):
         return array.tolist()
     return array
-
-
-def _shape(template: Any) -> tuple[int, ...]:
-    # Rows that clients share would fill the memory as one array.
-    if isinstance(template, tuple) and template:
-        return (len(template), *template[0].shape)
-    return np.shape(template)
 
 
 def bytes_in_ram(state: Any) -> int:

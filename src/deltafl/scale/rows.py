@@ -66,7 +66,7 @@ def to_bfloat16(value_d: Params) -> npt.NDArray[np.uint16]:
     bits_d = np.ascontiguousarray(value_d, np.float32).view(np.uint32)
     # 0x7FFF and the lowest bit that stays: what lies half-way goes to the even neighbour.
     rounding_d = 0x7FFF + ((bits_d >> 16) & 1)
-    return np.asarray((bits_d + rounding_d >> 16).astype(np.uint16))
+    return (bits_d + rounding_d >> 16).astype(np.uint16)
 
 
 def from_bfloat16(bits_d: npt.NDArray[np.uint16]) -> Params:

@@ -58,7 +58,9 @@ class TreeBuffer(Buffer):
             self.levels.append(self.inner[start:end])
         if inner is None:
             for level, width in enumerate(widths, start=1):
-                self._add_up_all(level, width)
+                for first in range(0, width, _CHUNK):
+                    end = min(first + _CHUNK, width)
+                    self._add_up(level, np.arange(first, end))
 
     def copy(self) -> "TreeBuffer":
         """A buffer of its own with the same entries."""
@@ -85,11 +87,6 @@ class TreeBuffer(Buffer):
         if level == 1:  # the last block may lack some clients
             value_kb[child_kb >= len(below)] = 0
         return child_kb, value_kb
-
-    def _add_up_all(self, level: int, width: int) -> None:
-        for first in range(0, width, _CHUNK):
-            end = min(first + _CHUNK, width)
-            self._add_up(level, np.arange(first, end))
 
     def _add_up(self, level: int, node_k: IntArray) -> None:
         _, value_kb = self.children(level, node_k)

@@ -117,14 +117,14 @@ class Clipping(Intake):
         update_kd: Params,
         control_kd: FloatArray,
     ) -> Params:
-        self.norm_n[place_k] = np.sqrt(squared_norms(update_kd)[0])
+        self.norm_n[place_k] = np.sqrt(squared_norms(update_kd))
         # In the first round no norm is known but those of its replies.
         if np.isnan(self.radius):
             self.radius = RADIUS * lower_median(self.norm_n)
         first_k1 = _factor(self.radius, self.norm_n[place_k])
         wide_kd = update_kd * first_k1
         residual_kd = wide_kd - control_kd
-        length_k = np.sqrt(squared_norms(residual_kd)[0])
+        length_k = np.sqrt(squared_norms(residual_kd))
         factor_k1 = _factor(self._reach_n[place_k] * self.radius, length_k)
         self.factor_n[place_k] = np.minimum(first_k1, factor_k1)[:, 0]
         # Where nothing is cut it is the update itself, for c + (u - c) would round it.

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ..designs.table import drawn_once
 from ..errors import DeltaflError
 from ..types import EVERYONE, BoolArray, Cohort
 from .part import PlanOfParts, ServerPart
@@ -80,8 +81,7 @@ class FirstRound(ServerPart):
         client_n = np.arange(plan.population.num_clients)
         if mask_m is not None:
             client_n = np.flatnonzero(mask_m)
-        count_n = np.ones(len(client_n), np.int64)
-        return Cohort(client_n, count_n, np.ones(len(client_n)), EVERYONE)
+        return drawn_once(client_n, np.ones(len(client_n)), EVERYONE)
 
     def codes(self, cohort: Cohort) -> bool:
         return self.first_round == CODE and cohort.kind == EVERYONE

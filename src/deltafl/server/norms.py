@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..scale.numerics import ONE_THREAD, inner
-from ..types import FloatArray, Floats, Params, Reports
+from ..types import FloatArray, Floats, Reports
 
 #: Numbers converted to float64 at a time.
 _BLOCK = 2**16
@@ -34,18 +34,10 @@ def about_mean(row_kb: Floats, weight_k: FloatArray | None) -> AboutMean:
     return AboutMean(mean_b, left_kb, inner(left_kb, left_kb))
 
 
-def squared_norms(
-    update_kd: Params | FloatArray,
-    weight_k: FloatArray | None = None,
-) -> tuple[FloatArray, FloatArray]:
-    """norm(u_i)^2 and norm(u_i - mean)^2 of updates or their sketches; the mean is plain, or
-    weighted.
-    """
-    squared_norm_k, squared_deviation_k = np.zeros((2, len(update_kd)))
-    if len(update_kd) == 0:
-        return squared_norm_k, squared_deviation_k
+def squared_norms(update_kd: Floats, mean_d: Floats | None = None) -> FloatArray:
+    """norm(u_i)^2 of updates, or norm(u_i - mean)^2."""
+    square_k = np.zeros(len(update_kd))
     d = update_kd.shape[1]
-    mean_d = np.average(update_kd, axis=0, weights=weight_k)
     rows = max(1, _BLOCK // max(1, min(d, ONE_THREAD)))
     for first, start in product(
         range(0, len(update_kd), rows),
@@ -54,23 +46,27 @@ def squared_norms(
         block = slice(first, first + rows)
         part = slice(start, start + ONE_THREAD)
         wide_bp = update_kd[block, part].astype(float)
-        squared_norm_k[block] += inner(wide_bp, wide_bp)
-        wide_bp -= mean_d[part]
-        squared_deviation_k[block] += inner(wide_bp, wide_bp)
-    return squared_norm_k, squared_deviation_k
+        if mean_d is not None:
+            wide_bp -= mean_d[part]
+        square_k[block] += inner(wide_bp, wide_bp)
+    return square_k
 
 
 def measure(
-    update_nd: Params | FloatArray,
+    update_nd: Floats,
     reports: Reports,
     weight_n: FloatArray | None = None,
 ) -> Reports:
-    """Fill ``squared_norms`` of the clients that responded into reports; the other rows are
-    ignored.
+    """Fill the squared norms of the clients that responded into reports, and those about their
+    mean, plain or weighted; the other rows are ignored.
     """
     here = reports.responded_n
-    if weight_n is not None:
-        weight_n = weight_n[here]
     norm_n, deviation_n = np.zeros((2, len(here)))
-    norm_n[here], deviation_n[here] = squared_norms(update_nd[here], weight_n)
+    if here.any():
+        update_kd = update_nd[here]
+        if weight_n is not None:
+            weight_n = weight_n[here]
+        mean_d = np.average(update_kd, axis=0, weights=weight_n)
+        norm_n[here] = squared_norms(update_kd)
+        deviation_n[here] = squared_norms(update_kd, mean_d)
     return reports._replace(squared_norm_n=norm_n, squared_deviation_n=deviation_n)

@@ -163,6 +163,6 @@ class ClippedToC(Intake):
         update_kd: Params,
         control_kd: FloatArray,
     ) -> Params:
-        norm_k = np.sqrt(squared_norms(update_kd)[0])
+        norm_k = np.sqrt(squared_norms(update_kd))
         factor_k1 = (self._most / np.maximum(norm_k, self._most))[:, None]
         return np.asarray(update_kd * factor_k1, np.float32)
