@@ -10,8 +10,8 @@ from .analysis.recommendation import recommend as recommend
 from .arrays import flatten as flatten
 from .arrays import unflatten as unflatten
 from .audit import KnownUpdates as KnownUpdates
-from .designs.cost import probabilities_for_budget as probabilities_for_budget
 from .designs.inclusion import inclusion_probabilities as inclusion_probabilities
+from .designs.inclusion import probabilities_for_budget as probabilities_for_budget
 from .designs.inclusion import with_floor as with_floor
 from .designs.table import DESIGNS as DESIGNS
 from .designs.table import Design as Design

@@ -20,8 +20,7 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.designs.cost import per_cost, probabilities_for_budget
-from deltafl.designs.inclusion import draw_probabilities
+from deltafl.designs.inclusion import draw_probabilities, probabilities_for_budget
 from deltafl.types import FloatArray
 
 
@@ -39,7 +38,7 @@ def test_scores_by_the_second_are_the_best_for_a_budget_of_time() -> None:
     seconds_m = rng.uniform(1, 9, 6)
     pi_m = probabilities_for_budget(score_m, seconds_m, 4.0)
     assert pi_m.max() < 1
-    np.testing.assert_allclose(pi_m / pi_m.sum(), draw_probabilities(per_cost(score_m, seconds_m)))
+    np.testing.assert_allclose(pi_m / pi_m.sum(), draw_probabilities(score_m / np.sqrt(seconds_m)))
     for _ in range(50):
         step_m = rng.normal(size=6)
         step_m -= step_m @ seconds_m / (seconds_m @ seconds_m) * seconds_m  # the budget stays

@@ -3,6 +3,7 @@ be drawn this round.
 
 - ``draw_probabilities``      p_i = s_i / sum s                    sum 1; for draws with replacement
 - ``inclusion_probabilities`` pi_i = min(1, c s_i)  sum n; for draws of distinct clients
+- ``probabilities_for_budget`` pi_i = min(1, k s_i / sqrt(c_i)), of a given cost
 - ``with_floor``        (1 - g) s_i / sum s + g / m       sum 1; a score that never starves a client
 
 Undefined cases are defined: n > m, NaN or negative scores are errors; all-zero scores mean equal
@@ -14,8 +15,9 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ..errors import OWN_ERRORS, DeltaflError
+from ..errors import OWN_ERRORS, DeltaflError, is_in
 from ..types import BoolArray, Cohort, FloatArray, IntArray
 
 
@@ -188,6 +190,47 @@ def capped(score_m: FloatArray, total: float, price_m: FloatArray | None = None)
         if not newly_m.any():
             return expected_m
         certain_m |= newly_m
+
+
+def probabilities_for_budget(
+    score_m: npt.ArrayLike,
+    cost_m: npt.ArrayLike,
+    budget: float,
+) -> FloatArray:
+    """pi_i = min(1, k s_i / sqrt(c_i)), float64 (m,), with sum_i pi_i c_i = budget.
+
+    For independent draws with E cost = sum_i pi_i c_i <= B, the variance
+
+        sum_i s_i^2 (1 / pi_i - 1),     s_i = w_i norm(u_i)
+
+    is smallest at these pi_i (Neyman's allocation with unequal costs; Cochran 1977, section 5.5).
+    B bounds the sum over clients, such as their seconds in total, not that of the slowest.
+    Their sum is the n of the budget: round it down to a whole cohort. All are 1 if the budget pays
+    for everyone, as are those of the clients with a score above 0 if it pays for them.
+
+    Args:
+        score_m: (m,) scores s_i >= 0, best w_i times the norm that is expected of u_i - c_i.
+        cost_m: (m,) numbers above 0, in any unit.
+        budget: Above 0, the expected cost of a round in that unit.
+
+    Raises:
+        DeltaflError: For scores, costs or a budget out of range.
+
+    Example:
+        >>> probabilities_for_budget([1, 1, 1], [1, 1, 4], budget=2).tolist()
+        [0.5, 0.5, 0.25]
+    """
+    given: Any = cost_m
+    cost_m = np.asarray(given, float)
+    score_m = check_scores(np.asarray(score_m, float))
+    if cost_m.shape != score_m.shape or not np.all((cost_m > 0) & np.isfinite(cost_m)):
+        raise DeltaflError(
+            f"cost_m must hold a number above 0 for each of {len(score_m)} clients, and is "
+            f"{given!r:.60}"
+        )
+    if not is_in(budget, "(0, inf)"):
+        raise DeltaflError(f"budget is {budget!r:.60}; it must be a number above 0")
+    return capped(score_m / np.sqrt(cost_m), budget, cost_m)
 
 
 def with_floor(

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from ..designs.cost import per_cost as by_cost
 from ..designs.table import ORDERED, draw_cohort, draw_from_tree, drawn_once, find_design
 from ..errors import DeltaflError, WithRanges
 from ..moves import Moves
@@ -271,7 +270,7 @@ class Scored(Sampler):
 
 class Priced(Scored):
     """Base class of those whose scores can be made the best ones for a given total of seconds or
-    costs (``designs/cost.py``).
+    costs (``probabilities_for_budget``).
 
     Attributes:
         per_second: Whether scores are divided by the root of each client's expected seconds.
@@ -311,7 +310,8 @@ class Priced(Scored):
             )
         if cost_m is None:
             raise DeltaflError(lacking)
-        return by_cost(score_m, cost_m)
+        # The best for a given total, see ``probabilities_for_budget``.
+        return np.asarray(score_m / np.sqrt(cost_m))
 
 
 def for_design(score_m: FloatArray, design: str) -> Scores:

@@ -78,7 +78,7 @@ class Centred(Priced):
         forgetting: In (0, 1], the share of the newest value in the exponential means.
         sketch: Length of a sketch, 0 to 128, where the design spreads cohorts over values.
         per_second: Whether scores are divided by the root of each client's expected seconds
-            (``designs/cost.py``).
+            (``probabilities_for_budget``).
         per_cost: Whether they are divided by the root of its ``Population.cost_m``.
     """
 
