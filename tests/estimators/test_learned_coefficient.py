@@ -18,9 +18,8 @@ from conftest import (
     replies_of,
 )
 from deltafl import Fixed, Plan, Population, close_round, init_round, open_round, stream
-from deltafl.estimators.innovation import InnovationControl
 from deltafl.estimators.learned_coefficient import FixedCoefficient, LearnedCoefficient, ScaledState
-from deltafl.estimators.own import OwnControl, OwnControlState
+from deltafl.estimators.own import InnovationControl, OwnControl, OwnControlState
 from deltafl.types import Cohort, FloatArray, Params
 
 

@@ -20,7 +20,7 @@ from deltafl import (
     resize_state,
     save_state,
 )
-from deltafl.estimators.common import CommonControl
+from deltafl.estimators.own import CommonControl
 from deltafl.estimators.regression import RegressionControl, RegressionControlState
 from deltafl.moves import Moves
 from deltafl.types import FloatArray

@@ -10,7 +10,7 @@ import pytest
 
 from deltafl.errors import DeltaflError
 from deltafl.estimators import sketch
-from deltafl.estimators.common import CommonControlState
+from deltafl.estimators.own import CommonControlState
 from deltafl.estimators.sketch import FOLDED, count_sketch, folded
 from deltafl.plan import Plan
 from deltafl.round import close_round, init_round, open_round

@@ -18,11 +18,9 @@ from ..calls import check_options, parse_call
 from ..errors import DeltaflError, explained, unknown_name
 from ..store.own_python import load_class
 from ..types import Cohort, FloatArray
-from .common import CommonControl
 from .control_variates import ControlVariate, NoControl
-from .innovation import InnovationControl
 from .learned_coefficient import FixedCoefficient, LearnedCoefficient
-from .own import OwnControl
+from .own import CommonControl, InnovationControl, OwnControl
 from .regression import RegressionControl
 from .twin import Twin
 from .two_phase import TwoPhase
