@@ -43,15 +43,14 @@ from deltafl import (
     unflatten,
 )
 from deltafl.accumulate import Accumulator
-from deltafl.estimators.common import CommonControlState
 from deltafl.estimators.control_variates import ControlVariate
+from deltafl.estimators.own import CommonControlState
 from deltafl.scale.numerics import inner
-from deltafl.server.budget import Budget
 from deltafl.server.ghbm import Ghbm
 from deltafl.server.norms import measure
 from deltafl.server.optimizers import SERVER_OPTIMIZERS
-from deltafl.server.relative_error import RelativeError
 from deltafl.server.screening import screen_replies
+from deltafl.server.size import Budget, RelativeError
 from deltafl.server.table import SETTINGS
 from tools.samplers import cohort_of
 

@@ -26,7 +26,7 @@ from .scale.rows import RowFormat
 from .scale.stretches import over_stretches
 from .server.optimizers import ServerOptimizer
 from .server.part import Drawing, Intake, ServerPart, Step
-from .server.relative_error import AUTO, FEWEST, USUAL_ERROR, RelativeError
+from .server.size import AUTO, FEWEST, USUAL_ERROR, RelativeError
 from .server.table import IN_TEXT, ROW_OF, ROWS, SETTINGS, UNUSED, in_order, make_parts, sized_by
 from .types import (
     EVERYONE,
@@ -557,7 +557,7 @@ def make_plan(
     Args:
         sampler: A label, whose estimator is that of the name if it has none; or an instance.
         population: The clients, or a list of their sizes.
-        n: Cohort size; ``"auto"`` for cohorts that size themselves (``server/relative_error.py``),
+        n: Cohort size; ``"auto"`` for cohorts that size themselves (``server/size.py``),
             where neither ``relative_error`` nor ``budget`` is set such that e <= 1, and with a
             tenth of all clients in the first round.
         facts: Describes the run, for options that depend on it; n and m are filled in.

@@ -17,7 +17,7 @@ from deltafl.federation.replies import ClientReply, read_reply
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import load, save
 from deltafl.federation.service import Service
-from deltafl.samplers.divfl import DivFL
+from deltafl.samplers.representatives import DivFL
 from deltafl.samplers.table import SAMPLERS
 
 from .tools import admit, federation, play, play_once, sizes_of

@@ -20,7 +20,7 @@ from deltafl import (
 )
 from deltafl.designs.exact import every_cohort
 from deltafl.samplers.centred import Balanced
-from deltafl.samplers.fed_cbs import FedCBS, imbalance
+from deltafl.samplers.pooled_labels import FedCBS, imbalance
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
 from deltafl.types import FloatArray

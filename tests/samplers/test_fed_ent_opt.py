@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl import Population, Reports, stream
-from deltafl.samplers.fed_ent_opt import FedEntOpt
+from deltafl.samplers.pooled_labels import FedEntOpt
 from tools.samplers import cohort_of
 
 

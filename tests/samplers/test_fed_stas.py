@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from conftest import Recorder, make_problem, mean_estimate, play
 from deltafl import Plan, Population, Reports, init_round
 from deltafl.designs.strata import allocate
-from deltafl.samplers.fed_stas import FedSTaS, StrataState, k_means
+from deltafl.samplers.cluster import FedSTaS, StrataState, k_means
 from deltafl.types import FloatArray
 from tools.samplers import SIX, cohort_of, mean_counts
 

@@ -22,7 +22,7 @@ from deltafl import (
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.rules import make_rules
 from deltafl.server.part import Step
-from deltafl.server.relative_error import MEMORY, ErrorState, RelativeError
+from deltafl.server.size import MEMORY, ErrorState, RelativeError
 from deltafl.types import Cohort, FloatArray
 
 SIZES = [4, 1, 2, 3, 1, 5]

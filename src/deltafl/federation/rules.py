@@ -14,7 +14,7 @@ from ..model_parts import Patterns
 from ..plan import Plan, make_plan
 from ..samplers.base import Sampler
 from ..scale.rows import RowFormat
-from ..server.relative_error import AUTO
+from ..server.size import AUTO
 from ..server.table import SETTINGS
 from ..store.folder import new_name
 from ..types import Population
@@ -201,7 +201,7 @@ def make_rules(
             default keeps one update of each client at the server: as many models as there are
             clients.
         n: Clients selected per round; None for 10, or for what ``fraction_train`` says. With
-            ``"auto"`` cohorts size themselves (``server/relative_error.py``), the first is 10.
+            ``"auto"`` cohorts size themselves (``server/size.py``), the first is 10.
         state_path: See ``Rules``.
         seed: Seed of the draws, which says who is selected when; None draws one, which the state
             keeps and nothing else shows.

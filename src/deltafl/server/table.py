@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from ..errors import DeltaflError, unknown_name
 from .average import Average
-from .budget import Budget
 from .clipping import Clip
 from .first_round import CODE, EXACT, FirstRound
 from .ghbm import Ghbm
@@ -20,8 +19,8 @@ from .norm_guard import NormGuard
 from .optimizers import ServerOptimizer, make_server_optimizer
 from .part import ServerPart
 from .privacy import DifferentialPrivacy
-from .relative_error import RelativeError
 from .scaffold import Scaffold
+from .size import Budget, RelativeError
 from .strata import ALLOCATIONS, ByStrata
 
 

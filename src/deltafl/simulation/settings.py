@@ -41,7 +41,7 @@ from ..samplers.label import (
 from ..samplers.table import SAMPLERS
 from ..server.optimizers import Momentum
 from ..server.part import ServerPart
-from ..server.relative_error import AUTO, USUAL_ERROR, RelativeError
+from ..server.size import AUTO, USUAL_ERROR, RelativeError
 from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts, sized_by
 from ..store.own_python import OwnCodeError, split_name
 from ..store.values import read_toml, sentence
