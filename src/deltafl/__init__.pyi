@@ -48,7 +48,7 @@ from .samplers.delta import FedPracIS as FedPracIS
 from .samplers.delta import PracDelta as PracDelta
 from .samplers.fixed import Fixed as Fixed
 from .samplers.fixed import Full as Full
-from .samplers.power_of_choice import PowerOfChoice as PowerOfChoice
+from .samplers.large_loss import PowerOfChoice as PowerOfChoice
 from .scale.state_file import load_state as load_state
 from .scale.state_file import save_state as save_state
 from .server.optimizers import Adaptive as Adaptive

@@ -24,8 +24,8 @@ from deltafl import (
 )
 from deltafl.designs.exact import support
 from deltafl.samplers import parse_label, representatives
-from deltafl.samplers.active_fl import ActiveFL, ActiveState
 from deltafl.samplers.base import NewFirstState, State, draw_by_logs, draw_successively
+from deltafl.samplers.large_loss import ActiveFL, ActiveState
 from deltafl.samplers.oort import Oort, OortState
 from deltafl.samplers.representatives import DivFL, distances, greedy
 from deltafl.types import FloatArray, IntArray

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl import KnownUpdates, Population, stream
-from deltafl.samplers.fed_lecc import FedLECC, LeccState
+from deltafl.samplers.large_loss import FedLECC, LeccState
 
 
 def oracle_of(loss: list[float]) -> KnownUpdates:

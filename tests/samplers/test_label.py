@@ -24,10 +24,10 @@ from deltafl import (
 from deltafl.estimators.table import find_estimator
 from deltafl.federation.rules import make_rules
 from deltafl.samplers import Label, bias_of, file_name, is_unbiased, parse_label, split_labels
-from deltafl.samplers.active_fl import ActiveFL
 from deltafl.samplers.cluster import ClusterIS, ClusterISOracle
 from deltafl.samplers.hics import HicsFL
 from deltafl.samplers.label import needs_scores, split_settings
+from deltafl.samplers.large_loss import ActiveFL
 from deltafl.samplers.online import MirrorDescent, VarianceBandit
 from deltafl.samplers.urns import ClusteredBySimilarity
 from deltafl.server.average import Average

@@ -60,10 +60,15 @@ def check_cohort(cohort: Any, m: int, whose: str = "the sampler's") -> None:
             f"the sampler returned a {type(cohort).__name__}; return Cohort(client_n, count_n, "
             "expected_n)"
         )
-    columns = cohort[:3]
-    more = (cohort.absent, cohort.stratum_n, cohort.stage_n, cohort.cost_n)
-    if not all(isinstance(column, np.ndarray) for column in (*columns, *more)):
-        kinds = ", ".join(type(column).__name__ for column in (*columns, *more))
+    columns: Any = (
+        *cohort[:3],
+        cohort.absent,
+        cohort.stratum_n,
+        cohort.stage_n,
+        cohort.cost_n,
+    )
+    if not all(isinstance(column, np.ndarray) for column in columns):
+        kinds = ", ".join(type(column).__name__ for column in columns)
         raise DeltaflError(
             f"{whose} client_n, count_n, expected_n, absent, stratum_n, stage_n and cost_n are of "
             f"the types {kinds}; give NumPy arrays"
@@ -74,7 +79,7 @@ def check_cohort(cohort: Any, m: int, whose: str = "the sampler's") -> None:
             f"{whose} kind and round are {cohort.kind!r:.60} and {cohort.round!r:.60}; leave them "
             "as they are by default"
         )
-    shapes = [column.shape for column in columns]
+    shapes = [column.shape for column in columns[:3]]
     n = len(cohort.client_n) if cohort.client_n.ndim else -1
     if shapes != [(n,)] * 3:
         raise DeltaflError(
@@ -91,9 +96,9 @@ def check_cohort(cohort: Any, m: int, whose: str = "the sampler's") -> None:
     client_n = cohort.client_n
     good = are_clients(client_n, m) and are_clients(cohort.absent, m)
     # Nearly all cohorts are in increasing order; only others pay for a sort.
-    if not (
-        good and ((client_n[1:] > client_n[:-1]).all() or len(np.unique(client_n)) == len(client_n))
-    ):
+    if good and not (client_n[1:] > client_n[:-1]).all():
+        good = len(np.unique(client_n)) == len(client_n)
+    if not good:
         raise DeltaflError(
             f"{whose} client_n is {client_n!r:.60}; it must hold different clients from 0 to "
             f"{m - 1}, "

@@ -184,11 +184,10 @@ class Sampler(WithRanges, ABC):
             moves.require_none(self)
         if not self.row_fields and not self.kept_fields:
             return state
-        before = state._asdict()
-        kept = {name: before[name] for name in self.kept_fields}
+        kept = {name: getattr(state, name) for name in self.kept_fields}
         for name in self.row_fields:
-            begins = fresh._asdict()[name]
-            kept[name] = moves.rows(before[name], begins[len(moves.stay_k) :])
+            begins = getattr(fresh, name)
+            kept[name] = moves.rows(getattr(state, name), begins[len(moves.stay_k) :])
         return fresh._replace(**kept)
 
     def restored(self, state: State, fresh: State) -> State:

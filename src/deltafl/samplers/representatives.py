@@ -34,8 +34,8 @@ def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:
 
 
 def greedy(distance_ck: FloatArray, size: int, cost_c: FloatArray | float = 0.0) -> IntArray:
-    """Rows of ``size`` candidates, each the best for the sum over points of the least distance
-    and what the candidates cost.
+    """Rows of ``size`` candidates, or of all, each the best for the sum over points of the least
+    distance and what the candidates cost.
 
     Example:
         >>> greedy(np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 8.0], [9.0, 8.0, 0.0]]), 2).tolist()
@@ -45,7 +45,7 @@ def greedy(distance_ck: FloatArray, size: int, cost_c: FloatArray | float = 0.0)
     nearest_k = np.full(distance_ck.shape[1], np.inf)
     free_c = np.ones(len(distance_ck), bool)
     chosen: list[int] = []
-    for _ in range(size):
+    for _ in range(min(size, len(distance_ck))):
         sum_c = np.minimum(distance_ck, nearest_k).sum(axis=1) + cost_c
         best = int(np.argmin(np.where(free_c, sum_c, np.inf)))
         nearest_k = np.minimum(nearest_k, distance_ck[best])
@@ -85,7 +85,7 @@ class DivFL(NewFirst):
         rng: Rng,
     ) -> IntArray:
         distance_ck = distances(state.last_mq[seen_k], state.last_mq[state.seen_m])
-        return seen_k[greedy(distance_ck, min(wanted, len(seen_k)))]
+        return seen_k[greedy(distance_ck, wanted)]
 
 
 class EmulationState(NamedTuple):
@@ -185,7 +185,7 @@ class LongFed(NewFirst):
         distance_kk /= distance_kk.max(initial=0.0) or 1.0
         row_c = np.searchsorted(np.flatnonzero(state.seen_m), seen_k)
         cost_c = cost(state)[seen_k] / self.penalty
-        return seen_k[greedy(distance_kk[row_c], min(wanted, len(row_c)), cost_c)]
+        return seen_k[greedy(distance_kk[row_c], wanted, cost_c)]
 
     def update(
         self,

@@ -10,21 +10,19 @@ from typing import Any, NamedTuple
 from ..calls import check_options
 from ..errors import DeltaflError, explained, unknown_name
 from ..store.own_python import load_class
-from .active_fl import ActiveFL
 from .base import NewFirst, Sampler
 from .centred import Balanced, BalancedByCensus, Centred
 from .cluster import ClusterIS, ClusterISOracle, FedSTaS
 from .delta import Delta, FedIS, FedPracIS, PracDelta
 from .fed_gs import FedGS
-from .fed_lecc import FedLECC
 from .fixed import Fixed, Full
 from .hics import HicsFL
 from .intervals import FedAU, FedAWE
+from .large_loss import ActiveFL, FedLECC, PowerOfChoice
 from .ocs import ApproximateOCS
 from .online import MirrorDescent, VarianceBandit
 from .oort import Oort
 from .pooled_labels import FedCBS, FedEntOpt
-from .power_of_choice import PowerOfChoice
 from .representatives import DivFL, LongFed
 from .reshuffling import ClientReshuffling
 from .urns import ClusteredBySimilarity, ClusteredBySize

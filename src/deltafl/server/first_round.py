@@ -59,7 +59,7 @@ class FirstRound(ServerPart):
         return sampler.census is None
 
     def check(self, plan: PlanOfParts) -> None:
-        if any(part.name == "dp" for part in plan.parts):
+        if plan.part("dp"):
             raise DeltaflError(
                 "with first_round every client trains in the first round, and dp counts on each "
                 "being selected by chance: leave out one of them"

@@ -72,6 +72,9 @@ class PlanOfParts(Protocol):
     def parts(self) -> "tuple[ServerPart, ...]":
         """All parts, in the order in which they act."""
 
+    def part(self, name: str) -> "ServerPart | None":
+        """The part of a name, if there is one."""
+
     @property
     def step_factor(self) -> float:
         """How many times their own steps the clients take."""

@@ -92,7 +92,7 @@ class DifferentialPrivacy(ServerPart):
                 f"with {plan.rule.name!r} the most that one update can move the estimate is not "
                 "known before the draw"
             )
-        if any(part.name == "clip" for part in plan.parts):
+        if plan.part("clip"):
             return "clip depends on the norms of updates, which would show without noise"
         return ""
 
@@ -100,21 +100,16 @@ class DifferentialPrivacy(ServerPart):
         return ClippedToC(len(coef_n), self.clip)
 
     def direction(self, plan: PlanOfParts, own: Any, step: Step) -> tuple[Step, Any]:
-        noise_d = self.noise(plan, len(step.delta_d))
-        return step._replace(delta_d=step.delta_d + noise_d), own
-
-    def noise(self, plan: PlanOfParts, num_params: int) -> FloatArray:
-        """Fresh noise for D, float64 (d,), different in every call: noise that can be reproduced
-        hides nothing.
-        """
         # Of the largest weight, whoever was selected: the noise must not tell.
         weight_m = plan.population.weight_m
         scale = self.noise_multiplier * self.clip * len(weight_m) * weight_m.max() / plan.n
-        # Not from the plan's seed: whoever knows that could take the noise off again.
-        return stream(secrets.randbits(63), "noise").normal(
+        # Not from the plan's seed, and different in every call: noise that can be made again could
+        # be taken off again.
+        noise_d = stream(secrets.randbits(63), "noise").normal(
             scale=scale,
-            size=num_params,
+            size=len(step.delta_d),
         )
+        return step._replace(delta_d=step.delta_d + noise_d), own
 
     def epsilon(self, rounds: int, rate: float) -> float:
         """The epsilon that goes with ``delta`` after so many rounds, by the package dp-accounting

@@ -141,7 +141,7 @@ def _apart(reports: Reports | None) -> float:
 def require_own_size(plan: PlanOfParts, name: str) -> None:
     """Refuse a plan that has one n for all rounds."""
     require_draws(plan, name)
-    if any(part.name == "dp" for part in plan.parts):
+    if plan.part("dp"):
         raise DeltaflError(
             f"dp measures its noise and epsilon by one n for all rounds: leave out {name}"
         )
@@ -179,7 +179,7 @@ class Budget(ServerPart):
         assert self.budget_rounds is not None  # ``check`` has seen to it
         cost_m = plan.population.costs()
         least = self.init(plan, None).spent + self.budget_rounds * cost_m.min()
-        if any(part.name == FirstRound.name for part in plan.parts):
+        if plan.part(FirstRound.name):
             least += cost_m.sum() - cost_m.min()
         if self.budget < least:
             raise DeltaflError(
@@ -206,7 +206,7 @@ class Budget(ServerPart):
         left = max(self.budget_rounds - round, 1)
         # With nobody nothing would be learnt, and earlier rounds may have cost too much.
         affordable = max(1, int((self.budget - own.spent) / (left * mean)))
-        if any(part.name == RelativeError.name for part in plan.parts):
+        if plan.part(RelativeError.name):
             return min(n, affordable)
         return affordable
 
