@@ -22,7 +22,11 @@ from .model_parts import (
 from .types import Array, FloatArray, Params
 
 
-def flatten(model: Any, local: Sequence[str] = (), trainable: Patterns = ()) -> Params:
+def flatten(
+    model: Any,
+    local: Sequence[str] = (),
+    trainable: Patterns = (),
+) -> Params:
     """The parameters of a model as one vector, which is what ``init_round`` and ``close_round``
     work on.
 

@@ -217,7 +217,11 @@ def near_names(given: str, names: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def explained(what: str, path: Path | None = None, cure: str = "") -> Iterator[None]:
+def explained(
+    what: str,
+    path: Path | None = None,
+    cure: str = "",
+) -> Iterator[None]:
     """Turn what code of the user's, or of another library, raises into a sentence: ``what``, the
     error ``in_one_line``, and a cure.
     """

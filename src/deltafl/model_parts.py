@@ -594,7 +594,11 @@ def _place(tensor: Any) -> tuple[object, ...]:
     return tensor.data_ptr(), shape, tensor.stride(), tensor.dtype, str(tensor.device)
 
 
-def _kind(names: Sequence[str], named: NamedArrays, buffers: Sequence[str]) -> str:
+def _kind(
+    names: Sequence[str],
+    named: NamedArrays,
+    buffers: Sequence[str],
+) -> str:
     """The kind of a tensor with these names, as far as it is not the user's choice."""
     array = named.arrays[names[0]]
     if array.dtype.kind in "iub":

@@ -301,7 +301,11 @@ class Plan(WithRanges):
             params_d = part.model(state.parts[part.name], params_d)
         return params_d
 
-    def drifts(self, state: RoundState, client_n: IntArray | None) -> Params | None:
+    def drifts(
+        self,
+        state: RoundState,
+        client_n: IntArray | None,
+    ) -> Params | None:
         """The drift that moves some clients during their local steps, beside the gradients; see
         ``Broadcast``.
 
@@ -335,7 +339,12 @@ class Plan(WithRanges):
         # One row may stand for c_i that are all equal.
         return np.broadcast_to(drift_nd, (*[len(clients)] * (drift_nd.ndim - 1), d))
 
-    def drift(self, state: RoundState, stretch: slice, read: Reader) -> Params:
+    def drift(
+        self,
+        state: RoundState,
+        stretch: slice,
+        read: Reader,
+    ) -> Params:
         """``drifts`` on a stretch of the parameters, with the control variate as ``read`` there."""
         drifts = [part.drift(self, state, stretch, read) for part in self.parts]
         # (b,) of one part and (n, b) of another add up to (n, b).

@@ -34,7 +34,12 @@ PURPOSES: dict[str, int] = {
 }
 
 
-def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generator:
+def stream(
+    seed: int,
+    purpose: str,
+    round: int = 0,
+    client: int = 0,
+) -> Generator:
     """An independent generator (PCG64) for every combination of seed, purpose (in ``PURPOSES``),
     round and client.
 

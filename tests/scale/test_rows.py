@@ -32,8 +32,8 @@ from deltafl.scale.rows import (
     MappedRows,
     RowFormat,
     from_bfloat16,
+    put_rows,
     read_rows,
-    replace_rows,
     to_bfloat16,
     together,
 )
@@ -115,26 +115,10 @@ def test_bfloat16_is_the_nearest(values: list[float]) -> None:
     np.testing.assert_array_equal(np.abs(got_d - value_d), best_d)
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_is_the_update_as_it_was_when_it_came(
-    tmp_path: Path, dtype: str, mapped: bool
-) -> None:
-    rows = RowFormat(dtype, str(tmp_path) if mapped else None).zeros(M, D)
-    update_nd = stream(1, "audit").normal(size=(2, D)).astype(np.float32)
-    expected_nd: Any = update_nd.copy()
-    if dtype == "bfloat16":
-        expected_nd = to_bfloat16(expected_nd)
-    new = replace_rows(rows, np.array([3, 1]), update_nd)
-    update_nd[:] = 7
-    assert np.array_equal([new[3], new[1]], expected_nd)
-    assert not rows[3].any()
-
-
 def test_a_file_is_not_shortened_for_an_older_state(tmp_path: Path) -> None:
     """A state of 4 clients from a checkpoint, whose file has had 6 since."""
     rows = RowFormat("float32", str(tmp_path)).zeros(4, D)
-    older = replace_rows(rows, np.array([2]), np.ones((1, D), np.float32))
+    older = put_rows(rows, np.array([2]), [np.ones(D, np.float32)])
     assert isinstance(older, MappedRows)
     older = older.settled()
     newer = older.lengthened(6)

@@ -173,7 +173,11 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
     return expected_m
 
 
-def capped(score_m: FloatArray, total: float, price_m: FloatArray | None = None) -> FloatArray:
+def capped(
+    score_m: FloatArray,
+    total: float,
+    price_m: FloatArray | None = None,
+) -> FloatArray:
     """min(1, c s_i), float64 (m,), with c such that their sum, or with prices what they cost, is
     ``total``: whoever would exceed 1 is certain, and the others share what that leaves, until
     nobody does.

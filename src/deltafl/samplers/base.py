@@ -167,7 +167,12 @@ class Sampler(WithRanges, ABC):
             oracle: All clients' updates of this round; None unless ``needs_oracle``.
         """
 
-    def update(self, state: State, cohort: Cohort, reports: Reports) -> State:
+    def update(
+        self,
+        state: State,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> State:
         """The state after the replies; rows with ``responded_n`` False must be ignored."""
         return state
 
@@ -282,7 +287,11 @@ class Priced(Scored):
     def check(self, population: Population) -> None:
         self.cheaper_first(population.weight_m, population)
 
-    def cheaper_first(self, score_m: FloatArray, population: Population) -> FloatArray:
+    def cheaper_first(
+        self,
+        score_m: FloatArray,
+        population: Population,
+    ) -> FloatArray:
         """The scores, or with one of the options those for that total.
 
         Raises:

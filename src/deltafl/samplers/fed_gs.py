@@ -147,7 +147,11 @@ def added(gain_kk: FloatArray, worth_k: FloatArray, size: int) -> IntArray:
     return np.array(chosen)
 
 
-def swapped(gain_kk: FloatArray, worth_k: FloatArray, chosen: IntArray) -> IntArray:
+def swapped(
+    gain_kk: FloatArray,
+    worth_k: FloatArray,
+    chosen: IntArray,
+) -> IntArray:
     """The places after the best swaps of one of them for one of the others, until none gains."""
     chosen = chosen.copy()
     while True:

@@ -99,7 +99,12 @@ class FedAU(ByIntervals):
     def intervals(self, state: AUState) -> FloatArray:
         return state.interval_m
 
-    def update(self, state: AUState, cohort: Cohort, reports: Reports) -> AUState:
+    def update(
+        self,
+        state: AUState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> AUState:
         # Of all clients: those who were not selected did not take part either.
         rounds_m = state.rounds_m + 1
         ended_m = rounds_m >= self.cutoff
@@ -152,6 +157,11 @@ class FedAWE(ByIntervals):
     def intervals(self, state: AweState) -> FloatArray:
         return state.rounds_m.astype(float)
 
-    def update(self, state: AweState, cohort: Cohort, reports: Reports) -> AweState:
+    def update(
+        self,
+        state: AweState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> AweState:
         here = cohort.client_n[reports.responded_n]
         return AweState(with_rows(state.rounds_m + 1, here, 1))

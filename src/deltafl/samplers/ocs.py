@@ -16,7 +16,11 @@ from ..types import BoolArray, Cohort, FloatArray, Oracle, Rng
 from .base import Sampler, WeightState, present_clients
 
 
-def rescaled_probabilities(score_m: FloatArray, n: int, rescalings: int) -> FloatArray:
+def rescaled_probabilities(
+    score_m: FloatArray,
+    n: int,
+    rescalings: int,
+) -> FloatArray:
     """Algorithm 2: p = min(1, n s / sum s), then what capping removed goes to the others, j times.
 
     With I the number of clients below 1 and P the sum of their p_i: C = (n - m + I) / P, p_i <-

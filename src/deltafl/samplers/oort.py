@@ -184,7 +184,12 @@ class Oort(Unweighted):
         enough = order[min(int(state.fast * len(order) + 1e-9), len(order) - 1)]
         return np.asarray(np.minimum(1.0, enough / state.seconds) ** self.penalty)
 
-    def update(self, state: OortState, cohort: Cohort, reports: Reports) -> OortState:
+    def update(
+        self,
+        state: OortState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> OortState:
         client_n, reports = replied(cohort, reports)
         square_n = reports.square_loss_n
         rounds = np.asarray(state.rounds + 1)

@@ -90,7 +90,12 @@ class FedCBS(Unweighted):
             left_k = np.delete(left_k, pick)
         return np.array(chosen)
 
-    def update(self, state: CbsState, cohort: Cohort, reports: Reports) -> CbsState:
+    def update(
+        self,
+        state: CbsState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> CbsState:
         often_n = state.selected_m[cohort.client_n] + 1
         selected_m = with_rows(state.selected_m, cohort.client_n, often_n)
         return CbsState(state.count_mc, selected_m, np.asarray(state.rounds + 1))

@@ -33,7 +33,11 @@ def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:
     return distance_ck
 
 
-def greedy(distance_ck: FloatArray, size: int, cost_c: FloatArray | float = 0.0) -> IntArray:
+def greedy(
+    distance_ck: FloatArray,
+    size: int,
+    cost_c: FloatArray | float = 0.0,
+) -> IntArray:
     """Rows of ``size`` candidates, or of all, each the best for the sum over points of the least
     distance and what the candidates cost.
 
@@ -215,7 +219,11 @@ def cost(state: EmulationState) -> FloatArray:
     return owed_m - of_others_m
 
 
-def most_alike(last_mq: FloatArray, seen_m: BoolArray, similar: float) -> IntArray:
+def most_alike(
+    last_mq: FloatArray,
+    seen_m: BoolArray,
+    similar: float,
+) -> IntArray:
     """The client with the nearest update to each, int64 (m,); -1 for none near enough."""
     like_m = np.full(len(last_mq), _NOBODY)
     seen_k = np.flatnonzero(seen_m)

@@ -52,7 +52,12 @@ class ClientReshuffling(Unweighted):
         left: IntArray = present_k[~state.had_m[present_k]][:size]
         return left
 
-    def update(self, state: PassState, cohort: Cohort, reports: Reports) -> PassState:
+    def update(
+        self,
+        state: PassState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> PassState:
         again_n = cohort.client_n[state.had_m[cohort.client_n]]
         # Nobody available was left, or none of them would have been selected.
         if len(again_n):

@@ -84,7 +84,11 @@ class SamplerEntry(NamedTuple):
             field.name for field in fields(kind) if field.name not in {"design", *self.fixed}
         )
 
-    def make(self, options: Mapping[str, Any], design: str | None = None) -> Sampler:
+    def make(
+        self,
+        options: Mapping[str, Any],
+        design: str | None = None,
+    ) -> Sampler:
         """The sampler with some options; a ``DeltaflError`` if one is unknown, of the wrong type
         or out of range.
         """

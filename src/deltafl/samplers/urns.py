@@ -84,7 +84,11 @@ def urns_by_size(weight_k: FloatArray, n: int) -> list[Urn]:
     return urns
 
 
-def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatArray:
+def urns_by_cluster(
+    weight_m: FloatArray,
+    n: int,
+    merge_k2: IntArray,
+) -> FloatArray:
     """The urns of algorithm 2, r, float64 (n, m): rows sum to 1, columns to n w_i / sum w.
 
     ``merge_k2``, (m - 1, 2), are the nodes that are merged one after the other into node m, m + 1,
@@ -225,7 +229,12 @@ class ClusteredBySimilarity(ClusteredBySize):
         members = [np.flatnonzero(urn_m) for urn_m in urn_nm]
         return [Urn(member, urn_m[member]) for member, urn_m in zip(members, urn_nm, strict=True)]
 
-    def update(self, state: TreeState, cohort: Cohort, reports: Reports) -> TreeState:
+    def update(
+        self,
+        state: TreeState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> TreeState:
         client_n, reports = replied(cohort, reports)
         # The tree takes O(m^2) time: not for nothing.
         if len(client_n) == 0:

@@ -309,13 +309,6 @@ def row_values(stored_d: Row) -> Params:
     return stored_d
 
 
-def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params | Sequence[Params]) -> Rows:
-    """The rows with those of some clients replaced, in their format; the others are shared."""
-    dtype = row_type(rows)
-    # A view would keep the updates of the whole cohort in memory.
-    return put_rows(rows, client_n, [stored(update_d, dtype).copy() for update_d in update_nd])
-
-
 def put_rows(rows: Rows, client_n: IntArray, row_nd: Sequence[Row]) -> Rows:
     """The rows with new ones of some clients, which belong to them from now on."""
     replaced = dict(zip(client_n.tolist(), row_nd, strict=True))

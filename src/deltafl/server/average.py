@@ -39,7 +39,12 @@ class Average(ServerPart):
     def init(self, plan: PlanOfParts, params_d: Params) -> AverageState:
         return AverageState(params_d)
 
-    def moved(self, own: AverageState, step: Step, params_d: Params) -> AverageState:
+    def moved(
+        self,
+        own: AverageState,
+        step: Step,
+        params_d: Params,
+    ) -> AverageState:
         # Over 1 - beta^t, as if there had been nothing before; else zeros would count as models.
         beta = self.average
         share = np.float32((1 - beta) / (1 - beta ** (step.round + 1)))

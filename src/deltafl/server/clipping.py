@@ -102,7 +102,12 @@ class Clipping(Intake):
         factor_n: What an update was multiplied with, or its distance from c_i if that is less.
     """
 
-    def __init__(self, norms: KnownNorms, coef_n: FloatArray, n: int) -> None:
+    def __init__(
+        self,
+        norms: KnownNorms,
+        coef_n: FloatArray,
+        n: int,
+    ) -> None:
         super().__init__(len(coef_n))
         self.norm_n = np.full(len(coef_n), np.nan)
         self.radius = RADIUS * lower_median(norms.norm_m)
@@ -149,7 +154,12 @@ class Clipping(Intake):
             columns[name] = np.where(too_large_n, most, column_n).astype(column_n.dtype)
         return reports._replace(**columns)
 
-    def closed(self, own: KnownNorms, client_n: IntArray, here_n: Any) -> KnownNorms:
+    def closed(
+        self,
+        own: KnownNorms,
+        client_n: IntArray,
+        here_n: Any,
+    ) -> KnownNorms:
         # As they were sent: clipped norms would let the median fall for ever.
         norm_m = own.norm_m.copy()
         norm_m[client_n] = self.norm_n[here_n]

@@ -73,7 +73,12 @@ class Ghbm(ClientMomentum):
         past_b: Params = own.past_td[round % self.ghbm_tau, part]
         return np.float32(self.ghbm / self.ghbm_tau) * (params_d[part] - past_b)
 
-    def moved(self, own: GhbmState, step: Step, params_d: Params) -> GhbmState:
+    def moved(
+        self,
+        own: GhbmState,
+        step: Step,
+        params_d: Params,
+    ) -> GhbmState:
         past_td = own.past_td.copy()
         past_td[step.round % self.ghbm_tau] = step.params_d
         return GhbmState(past_td)

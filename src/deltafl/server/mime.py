@@ -111,7 +111,12 @@ class Mime(ClientMomentum):
     ) -> Params:
         return np.float32(self.mime) * own.momentum_d[part]
 
-    def moved(self, own: MimeState, step: Step, params_d: Params) -> MimeState:
+    def moved(
+        self,
+        own: MimeState,
+        step: Step,
+        params_d: Params,
+    ) -> MimeState:
         # After clipping and noise: the next round's clients are sent nothing else.
         momentum_d = new_like(own.momentum_d)
         momentum_d[:] = step.delta_d

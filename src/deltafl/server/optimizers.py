@@ -56,7 +56,11 @@ class Sgd(ServerOptimizer):
     lr: float = 1.0
     ranges: ClassVar = {"lr": "[0, inf)"}
 
-    def change(self, delta_d: FloatArray, own: Nothing) -> tuple[FloatArray, Nothing]:
+    def change(
+        self,
+        delta_d: FloatArray,
+        own: Nothing,
+    ) -> tuple[FloatArray, Nothing]:
         if self.lr == 1:  # a copy is saved
             return delta_d, own
         return self.lr * delta_d, own
@@ -113,7 +117,12 @@ class FedExP(ServerOptimizer):
         # ``move`` has multiplied D with eta.
         return self.lr * delta_d, own
 
-    def moved(self, own: AverageState, step: Step, params_d: Params) -> AverageState:
+    def moved(
+        self,
+        own: AverageState,
+        step: Step,
+        params_d: Params,
+    ) -> AverageState:
         # ``step.params_d`` is the model before this step.
         return AverageState(np.asarray((params_d + step.params_d) / 2, np.float32))
 

@@ -191,7 +191,13 @@ class ServerPart(WithRanges):
         """This part with the options that are None ("from the run") filled in."""
         return self
 
-    def size(self, plan: PlanOfParts, own: Any, round: int, n: int) -> int:
+    def size(
+        self,
+        plan: PlanOfParts,
+        own: Any,
+        round: int,
+        n: int,
+    ) -> int:
         """How many clients the sampler draws, where the parts before it would have ``n``.
         ``round`` is that of the run.
         """
@@ -248,7 +254,12 @@ class ServerPart(WithRanges):
         """
         return None
 
-    def direction(self, plan: PlanOfParts, own: Any, step: Step) -> tuple[Step, Any]:
+    def direction(
+        self,
+        plan: PlanOfParts,
+        own: Any,
+        step: Step,
+    ) -> tuple[Step, Any]:
         """The step with another D, and its own next state."""
         return step, own
 

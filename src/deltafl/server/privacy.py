@@ -96,10 +96,20 @@ class DifferentialPrivacy(ServerPart):
             return "clip depends on the norms of updates, which would show without noise"
         return ""
 
-    def intake(self, plan: PlanOfParts, own: Any, coef_n: FloatArray) -> "ClippedToC":
+    def intake(
+        self,
+        plan: PlanOfParts,
+        own: Any,
+        coef_n: FloatArray,
+    ) -> "ClippedToC":
         return ClippedToC(len(coef_n), self.clip)
 
-    def direction(self, plan: PlanOfParts, own: Any, step: Step) -> tuple[Step, Any]:
+    def direction(
+        self,
+        plan: PlanOfParts,
+        own: Any,
+        step: Step,
+    ) -> tuple[Step, Any]:
         # Of the largest weight, whoever was selected: the noise must not tell.
         weight_m = plan.population.weight_m
         scale = self.noise_multiplier * self.clip * len(weight_m) * weight_m.max() / plan.n

@@ -81,10 +81,21 @@ class RelativeError(ServerPart):
     def init(self, plan: PlanOfParts, params_d: Any) -> ErrorState:
         return ErrorState(NONE, NONE, NONE)
 
-    def size(self, plan: PlanOfParts, own: ErrorState, round: int, n: int) -> int:
+    def size(
+        self,
+        plan: PlanOfParts,
+        own: ErrorState,
+        round: int,
+        n: int,
+    ) -> int:
         return int(own.n) or n
 
-    def direction(self, plan: PlanOfParts, own: ErrorState, step: Step) -> tuple[Step, ErrorState]:
+    def direction(
+        self,
+        plan: PlanOfParts,
+        own: ErrorState,
+        step: Step,
+    ) -> tuple[Step, ErrorState]:
         m = plan.population.num_clients
         cohort = step.cohort
         assert cohort is not None
@@ -194,7 +205,13 @@ class Budget(ServerPart):
             cost_m = cost_m[:0]
         return BudgetState(np.asarray(cost_m.sum()), np.asarray(float(len(cost_m))))
 
-    def size(self, plan: PlanOfParts, own: BudgetState, round: int, n: int) -> int:
+    def size(
+        self,
+        plan: PlanOfParts,
+        own: BudgetState,
+        round: int,
+        n: int,
+    ) -> int:
         assert self.budget_rounds is not None  # ``check`` has seen to it
         cost_m = plan.population.costs()
         if own.asked >= 1:
@@ -210,7 +227,12 @@ class Budget(ServerPart):
             return min(n, affordable)
         return affordable
 
-    def direction(self, plan: PlanOfParts, own: BudgetState, step: Step) -> tuple[Step, Any]:
+    def direction(
+        self,
+        plan: PlanOfParts,
+        own: BudgetState,
+        step: Step,
+    ) -> tuple[Step, Any]:
         assert step.cohort is not None
         asked = len(step.cohort.client_n)
         cost = plan.population.costs(step.cohort).sum()

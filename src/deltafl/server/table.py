@@ -85,13 +85,11 @@ class Row(NamedTuple):
         return kind(*values.values())
 
 
-def _optimizer(name: Any, lr: float | None, momentum: float | None) -> ServerOptimizer:
-    if not isinstance(name, str):
-        raise DeltaflError(f"server_optimizer is {name!r}; write make_server_optimizer(name)")
-    return make_server_optimizer(name, lr, momentum)
-
-
-def _strata(at_least: int, allocation: str | None, stages: int) -> ByStrata | None:
+def _strata(
+    at_least: int,
+    allocation: str | None,
+    stages: int,
+) -> ByStrata | None:
     if not (at_least or allocation or stages):
         return None
     return ByStrata(at_least or ByStrata.at_least, allocation, stages)
@@ -196,7 +194,7 @@ ROWS = (
                 "gamma of momentum; 0.9 if not set",
             ),
         },
-        _optimizer,
+        make_server_optimizer,
     ),
     _row(Average, 0.0, "evaluate a running average of the models with this memory"),
 )

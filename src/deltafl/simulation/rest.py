@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..arrays import WeightedMean, mean_rest
 from ..model_parts import MEANS, Arrays, ModelParts
-from ..scale.rows import RowFormat, Rows, replace_rows
+from ..scale.rows import RowFormat, Rows, put_rows
 from ..scale.sound import not_sound
 from ..types import Array, FloatArray, IntArray, Within
 
@@ -119,7 +119,7 @@ class RestOfModel:
             rows = [_bits({name: arrays[name] for name in self._local}) for arrays in received]
             # A difference of floats would not give back all bits.
             changed = [(bits ^ self._bits).view(np.float32) for bits in rows]
-            own = replace_rows(own, client_n, changed)
+            own = put_rows(own, client_n, changed)
         return Rest(shared, own)
 
     def _arrays(self, row_d: Array) -> Arrays:
