@@ -452,11 +452,10 @@ class Plan(WithRanges):
         for part in self.parts:
             step, own[part.name] = part.direction(self, own[part.name], step)
         here_n = reports.responded_n
-        if any(part.needs_whole_updates for part in self.parts):
-            coef_n = self.collect_replies(state, cohort, here_n).coef_n
-            mean_square = float(coef_n @ reports.squared_norm_n[here_n])
-            # As if every update had been shortened as D was.
-            step = step._replace(mean_square=step.factor**2 * mean_square)
+        coef_n = self.collect_replies(state, cohort, here_n).coef_n
+        mean_square = float(coef_n @ reports.squared_norm_n[here_n])
+        # As if every update had been shortened as D was.
+        step = step._replace(mean_square=step.factor**2 * mean_square)
         moved = self.move(state._replace(parts=own), step)
         following = moved._replace(
             # With the model after the step: it is the one that the next round begins with.

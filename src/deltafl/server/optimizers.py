@@ -87,7 +87,6 @@ class FedExP(ServerOptimizer):
     lr: float = 1.0
     epsilon: float = 1e-3
     needs_single_updates = "fedexp needs the norm of each update"
-    needs_whole_updates = True
     ranges: ClassVar = {"lr": "[0, inf)", "epsilon": "(0, inf)"}
 
     def check(self, plan: PlanOfParts) -> None:

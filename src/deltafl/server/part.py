@@ -106,7 +106,7 @@ class Step(NamedTuple):
     round: int  #: index of the round among those that count (``RoundState.left_out``), from 0
     params_d: Params  #: the model before it
     delta_d: FloatArray  #: D, the estimate of the full-participation update
-    #: sum_S coef_i norm(u_i)^2, if a part ``needs_whole_updates``
+    #: sum_S coef_i norm(u_i)^2; not of whole updates where a part ``alters_updates``
     mean_square: float = 0.0
     #: the least that something has multiplied D with; below 1 the estimate is biased
     factor: float = 1.0
@@ -122,8 +122,6 @@ class ServerPart(WithRanges):
     name: ClassVar[str]
     #: Whether it makes every method biased.
     biased: ClassVar[bool] = False
-    #: Whether it reads ``Step.mean_square``, for which updates must be sent whole.
-    needs_whole_updates: ClassVar[bool] = False
     #: Whether it changes what clients send, so that the norms of whole updates are not known.
     alters_updates: ClassVar[bool] = False
     #: Whether clients take other local steps than without it, beside what ``drift`` adds.
