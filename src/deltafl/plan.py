@@ -608,6 +608,7 @@ def make_plan(
     for name in more:
         if name not in known:
             raise unknown_name("setting", name, [*known, *SETTINGS])
+    usual = make_parts(settings)
     # An object takes the place of the default of its kind. Where that was set, too, or another
     # setting of its kind, both stay, and ``Plan`` refuses them.
     written = {
@@ -616,7 +617,7 @@ def make_plan(
         if name == ROW_OF[name].kind.name or value != SETTINGS[name].default
     }
     replaced = {part.name for part in own} - written
-    parts = [*(part for part in make_parts(settings) if part.name not in replaced), *own]
+    parts = [*(part for part in usual if part.name not in replaced), *own]
     if facts is not None:
         parts = [part.for_run(facts.rounds) for part in parts]
     plan = Plan(population, made, size, parts=tuple(parts), **more)
