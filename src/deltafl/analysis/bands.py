@@ -3,7 +3,7 @@ clients' accuracies. Letter: ``q`` percent of clients.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from ..errors import require
 from ..samplers.label import base_name
 from ..types import Array, FloatArray, judge_of
 from .runs import Run
+
+#: The columns of ``clients_of`` between the seed and the metric.
+OF_CLIENTS = ("client", "stratum", "examples", "draws")
 
 
 class Band(NamedTuple):
@@ -100,55 +103,25 @@ def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
     )
 
 
-def named_clients(runs: Sequence[Run]) -> dict[str, FloatArray]:
-    """Of each client that has a name: its examples, how often it was selected, and its metric.
-    Means over the seeds that know them; NaN where none does.
-    """
-    found: dict[str, list[FloatArray]] = {}
+def clients_of(runs: Sequence[Run]) -> Any:
+    """A pandas table with one row for each run and client; NaN where a number is unknown."""
+    require("pandas", "sim")
+    import pandas as pd
+
+    parts = []
     for run in runs:
-        unknown_m = np.full(len(run.draws_m), np.nan)
-        size_m = unknown_m if run.num_examples_m is None else run.num_examples_m
-        number_m3 = np.column_stack([size_m, run.draws_m, run.client_value_m])
-        # By name: with another seed a table's clients may have another order.
-        for name, number_3 in zip(run.client_names, number_m3, strict=False):
-            found.setdefault(name, []).append(number_3)
-    return _means_of_known(found)
-
-
-def strata_of(runs: Sequence[Run]) -> dict[str, FloatArray]:
-    """Of each stratum: its clients, how often one of them was selected, and the mean of their
-    metric, each counting once. Means over seeds; NaN where it is unknown.
-    """
-    found: dict[str, list[FloatArray]] = {}
-    for run in runs:
-        stratum_m = np.array(run.client_strata)
-        for name in np.unique(stratum_m):
-            in_m = stratum_m == name
-            value_k = run.client_value_m[in_m]
-            # A client without test rows has no value.
-            known_k = value_k[np.isfinite(value_k)]
-            mean = np.nan
-            if len(known_k):
-                mean = known_k.mean()
-            number_3 = np.array([in_m.sum(), run.draws_m[in_m].mean(), mean])
-            found.setdefault(str(name), []).append(number_3)
-    return _means_of_known(found)
-
-
-def _means_of_known(found: Mapping[str, list[FloatArray]]) -> dict[str, FloatArray]:
-    if not found:
-        return {}
-    # All names at once: means of each would take most of a report's time where there are thousands.
-    number_k3 = np.concatenate([*found.values()])
-    name_k = np.repeat(np.arange(len(found)), [*map(len, found.values())])
-    known_k3 = np.isfinite(number_k3)
-    total_k3, count_k3 = np.zeros((2, len(found), 3))
-    np.add.at(total_k3, name_k, np.where(known_k3, number_k3, 0.0))
-    np.add.at(count_k3, name_k, known_k3)
-    # NaN where no seed knows a number.
-    mean_k3 = np.full_like(total_k3, np.nan)
-    np.divide(total_k3, count_k3, out=mean_k3, where=count_k3 > 0)
-    return dict(zip(found, mean_k3, strict=True))
+        values: tuple[Any, ...] = (
+            [*run.client_names] or range(len(run.draws_m)),
+            [*run.client_strata] or None,
+            np.nan if run.num_examples_m is None else run.num_examples_m,
+            run.draws_m,
+        )
+        columns = {"sampler": run.sampler, "seed": run.seed}
+        columns |= dict(zip(OF_CLIENTS, values, strict=True))
+        if not run.client_strata:
+            del columns["stratum"]
+        parts.append(pd.DataFrame({**columns, run.metric: run.client_value_m}))
+    return pd.concat(parts, ignore_index=True)
 
 
 def client_values(runs: Sequence[Run]) -> Band | None:

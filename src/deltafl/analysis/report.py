@@ -9,7 +9,8 @@ import gzip
 import json
 import math
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +20,14 @@ from ..errors import printable, require
 from ..samplers.label import base_name, bias_of
 from ..samplers.table import SAMPLERS, SHORT_NEEDS
 from ..store import write_atomically
-from ..types import Array, Judge, judge_of
+from ..types import Array, judge_of
 from .bands import (
     Band,
     client_values,
+    clients_of,
     curve_band,
-    named_clients,
     selections,
     selections_by_size,
-    strata_of,
 )
 from .look import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .methods import method_of
@@ -211,75 +211,69 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
             "scale": {name: name for name in ("linear", "log y", "log x")},
         },
         "costs": costs,
-        "clients": _clients(part),
-        "strata": _strata(part),
+        "by_name": [*client_tables(part)],
     }
 
 
-def _of_each(part: Part, look: Callable[[Sequence[Run]], Columns]) -> dict[str, Columns]:
-    """What there is to say of each sampler's runs, in the order of the table."""
-    groups = by_sampler(part.runs)
-    return {entry.sampler: look(groups[entry.sampler]) for entry in ranked(part.summary)}
-
-
-def _clients(part: Part) -> dict[str, Any] | None:
-    """The clients by name with their metric under each sampler, the worst first; None where they
-    are numbers.
+def client_tables(part: Part) -> Iterator[tuple[str, list[list[str]], str]]:
+    """The tables of strata and of clients that have names: a heading, rows, and what is said below
+    them.
     """
     judge = part.summary.judge
-    found = _of_each(part, named_clients)
-    first = next(iter(found.values()))
-    if not first:
-        return None
-    columns = found.values()
-    score = {}
-    for name in first:
-        # Of all samplers, so that no sampler's own worst clients stand first.
-        if all(name in clients for clients in columns):
-            score[name] = judge.sign * np.mean([clients[name][2] for clients in columns])
-    # Without a value, last.
-    names = sorted(score, key=lambda name: (np.isnan(score[name]), score[name]))
-    rows = [["client", "examples", *found]]
-    for name in names[:_MOST_NAMED]:
-        cells = [_client_cell(clients[name], judge) for clients in columns]
-        size = first[name][0]
-        rows.append([name, DASH if np.isnan(size) else f"{size:,.0f}", *cells])
-    note = (
-        f"{capital(judge.title)}; in brackets how often the client was selected. Means over seeds, "
-        "the worst first, by their mean over samplers."
-    )
-    if len(names) > _MOST_NAMED:
-        note += (
-            f" The first {_MOST_NAMED} of {len(names):,}: deltafl.load(FOLDER).clients() has all."
+    first = part.runs[0]
+    if not first.client_strata and not first.client_names:
+        return
+    table = clients_of(part.runs)
+    # A loss that is not finite is not known.
+    table[judge.name] = table[judge.name].where(np.isfinite(table[judge.name]))
+    if first.client_strata:
+        of_runs = table.groupby(["stratum", "sampler", "seed"])
+        # Each client of a stratum counts once, and then each seed.
+        strata = of_runs[["draws", judge.name]].mean().assign(clients=of_runs.size())
+        rows = _rows_by_name(part, strata, ["stratum", "clients"])
+        note = (
+            f"{capital(judge.title)}, the mean over the clients of a stratum, each on its own test "
+            "examples or, where these have no owners, by its classes; in brackets how often one of "
+            "them was selected. Means over seeds."
         )
-    return {"rows": rows, "note": note}
+        yield "Strata", [*rows], note
+    if first.client_names:
+        rows = _rows_by_name(part, table, ["client", "examples"])
+        note = (
+            f"{capital(judge.title)}; in brackets how often the client was selected. Means over "
+            "seeds, the worst first, by their mean over samplers."
+        )
+        count = table["client"].nunique()
+        if count > _MOST_NAMED:
+            note += (
+                f" The first {_MOST_NAMED} of {count:,}: deltafl.load(FOLDER).clients() has all."
+            )
+        yield "Clients by name", [*islice(rows, 1 + _MOST_NAMED)], note
 
 
-def _strata(part: Part) -> dict[str, Any] | None:
-    """The strata with their clients' metric under each sampler; None where there are none."""
+def _rows_by_name(part: Part, table: Any, columns: Sequence[str]) -> Iterator[list[str]]:
+    """A row for each stratum or client: its size, and under each sampler its metric with how often
+    it was selected; clients the worst first.
+    """
+    name, size = columns
     judge = part.summary.judge
-    found = _of_each(part, strata_of)
-    first = next(iter(found.values()))
-    if not first:
-        return None
-    rows = [["stratum", "clients", *found]]
-    for name in sorted(first):
+    labels = [entry.sampler for entry in ranked(part.summary)]
+    yield [*columns, *labels]
+    means = table.groupby([name, "sampler"])[[size, "draws", judge.name]].mean().unstack()
+    if name == "client":
+        # Of all samplers, so that no sampler's own worst clients stand first.
+        score = judge.sign * means[judge.name].mean(axis=1, skipna=False)
+        # Ties in the order of the clients, and last who has no value.
+        order = score.reindex(table[name].unique()).sort_values(kind="stable").index
+        means = means.loc[order]
+    # With other seeds a sampler may have met others.
+    for key, row in means[means["draws"].notna().all(axis=1)].iterrows():
+        count = row[size, labels[0]]
         cells = [
-            _client_cell(strata[name], judge) if name in strata else DASH
-            for strata in found.values()
+            f"{metric_text(row[judge.name, label], judge)} ({row['draws', label]:,.1f})"
+            for label in labels
         ]
-        rows.append([name, f"{first[name][0]:,.0f}", *cells])
-    note = (
-        f"{capital(judge.title)}, the mean over the clients of a stratum, each on its own test "
-        "examples or, where these have no owners, by its classes; in brackets how often one of "
-        "them was selected. Means over seeds."
-    )
-    return {"rows": rows, "note": note}
-
-
-def _client_cell(number_3: Array, judge: Judge) -> str:
-    _, draws, value = number_3
-    return f"{metric_text(value, judge)} ({draws:,.1f})"
+        yield [key, DASH if np.isnan(count) else f"{count:,.0f}", *cells]
 
 
 def _rows(summary: Summary) -> list[dict[str, Any]]:

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from ..analysis import paper
+from ..analysis.bands import clients_of
 from ..analysis.narrow import console
 from ..analysis.numbers import Summary
 from ..analysis.plots import draw_curves, draw_plots, small_png
@@ -31,7 +31,7 @@ from ..types import AnyPath, Json
 from .directory import COMPARED, RunDirectory, began_by, recorded_settings
 from .own_code import require_one_code, require_same_model
 from .provenance import environment
-from .record import OF_CLIENTS, OF_RUNS, OF_SUMMARY, Job, read_run
+from .record import OF_RUNS, OF_SUMMARY, Job, read_run
 from .settings import (
     FREE_ON_RESUME,
     OF_TABLES,
@@ -125,22 +125,7 @@ class Comparison:
         the metric, a mean over the last evaluations (``analysis.Fairness``); NaN where that is
         unknown.
         """
-        import pandas as pd
-
-        parts = []
-        for run in self.curves:
-            values: tuple[Any, ...] = (
-                [*run.client_names] or range(len(run.draws_m)),
-                [*run.client_strata] or None,
-                np.nan if run.num_examples_m is None else run.num_examples_m,
-                run.draws_m,
-            )
-            columns = {"sampler": run.sampler, "seed": run.seed}
-            columns |= dict(zip(OF_CLIENTS, values, strict=True))
-            if not run.client_strata:
-                del columns["stratum"]
-            parts.append(pd.DataFrame({**columns, run.metric: run.client_value_m}))
-        return pd.concat(parts, ignore_index=True)
+        return clients_of(self.curves)
 
     def to_csv(self, path: AnyPath | None = None) -> str:
         """The table of a paper as CSV (``analysis/paper.py``): means with 95 % intervals; saved if

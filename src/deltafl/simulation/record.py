@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from ..analysis.bands import OF_CLIENTS
 from ..analysis.runs import PICTURES, Fairness, Run
 from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
@@ -77,9 +78,8 @@ OF_SUMMARY = {
     "bytes": "total_bytes",
     "diverged": "num_diverged",
 }
-#: Those of ``Comparison.runs`` and ``Comparison.clients``, after the sampler and the seed.
+#: Those of ``Comparison.runs``, after the sampler and the seed.
 OF_RUNS = ("round", "accuracy", "loss", "seconds", "bytes", "clock")
-OF_CLIENTS = ("client", "stratum", "examples", "draws")
 
 #: A column of numbers; null where one does not exist.
 Column = Annotated[list[float | None], BeforeValidator(plain_json)]
