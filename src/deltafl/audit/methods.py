@@ -20,10 +20,10 @@ import numpy.typing as npt
 from ..designs.exact import MAX_CLIENTS, every_cohort
 from ..designs.table import DESIGNS, find_design
 from ..errors import DeltaflError
-from ..estimators.table import ESTIMATORS, Estimator, find_estimator
+from ..estimators.table import ESTIMATORS, find_estimator
 from ..plan import Plan, RoundState
 from ..round import close_round, init_round
-from ..samplers.base import RunFacts, Sampler
+from ..samplers.base import RunFacts
 from ..samplers.label import make_sampler, needs_scores, parse_label
 from ..server.norms import measure
 from ..server.optimizers import Sgd
@@ -139,6 +139,7 @@ def audit(
     these. ``draws`` cohorts are drawn where they cannot be enumerated.
     """
     check_work(subject.population.num_clients, draws)
+    known = subject.known
     for given in designs or ():
         find_design(given)
     all_rules = [find_estimator(name) for name in estimators or ESTIMATORS]
@@ -154,45 +155,37 @@ def audit(
             rules = [find_estimator(label.estimator)]
         for design, rule in product(tried, rules):
             sampler = make_sampler(label._replace(design=design), facts)
-            row = _audited(subject, sampler, rule, draws, seed)
-            if row is not None:
-                yield row._replace(sampler=name, design=design or "-")
+            # Steps of length 0: the updates in the table are those of one model.
+            plan = Plan(subject.population, sampler, subject.n, rule.name, (Sgd(0.0),), seed)
+            try:
+                state = _warm_state(plan, known)
+                error = estimate_error(plan, state, known, known.update_md, draws)
+            # The design cannot keep these expectations, or the sampler knows none to weigh with.
+            except DeltaflError:
+                continue
+            yield AuditRow(
+                name,
+                design or "-",
+                rule.name,
+                rule.unbiased and sampler.unbiased,
+                *error,
+                needs_scores(sampler, rule.control),
+                _bias_at_zero(plan, state, known, draws),
+            )
 
 
-def _audited(
-    subject: Subject,
-    sampler: Sampler,
-    rule: Estimator,
+def _bias_at_zero(
+    plan: Plan,
+    state: RoundState,
+    known: KnownUpdates,
     draws: int,
-    seed: int,
-) -> AuditRow | None:
-    """The verdict, without names; None if the design cannot keep these expectations, or the
-    sampler knows none to weigh with.
-    """
-    # Steps of length 0: the updates in the table are those of one model.
-    plan = Plan(subject.population, sampler, subject.n, rule.name, (Sgd(0.0),), seed)
-    known = subject.known
-    try:
-        state = _warm_state(plan, known)
-        error = estimate_error(plan, state, known, known.update_md, draws)
-    except DeltaflError:
-        return None
-    at_zero = 0.0
+) -> float:
+    """The largest bias where a client has the score 0; 0 for none."""
     # Practical samplers do not see this round's scores, and cannot leave out who has 0.
-    if sampler.needs_oracle:
-        for edge in _edges(known):
-            found = estimate_error(plan, state, edge, edge.update_md, draws)
-            if not _no_bias(found):
-                at_zero = max(at_zero, found.bias)
-    return AuditRow(
-        sampler="",
-        design="",
-        estimator=rule.name,
-        claims_unbiased=rule.unbiased and sampler.unbiased,
-        **error._asdict(),
-        needs_scores=needs_scores(sampler, rule.control),
-        bias_at_zero=at_zero,
-    )
+    if not plan.sampler.needs_oracle:
+        return 0.0
+    found = [estimate_error(plan, state, edge, edge.update_md, draws) for edge in _edges(known)]
+    return max((error.bias for error in found if not _no_bias(error)), default=0.0)
 
 
 class EstimateError(NamedTuple):
