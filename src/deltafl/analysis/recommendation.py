@@ -148,14 +148,11 @@ def _parts(method: str) -> _Method:
     )
 
 
-def _check_answers(**answers: object) -> None:
+def _check(answers: Mapping[str, object], counts: Mapping[str, object]) -> None:
     for name, answer in answers.items():
         # "no" would count as yes.
         if not isinstance(answer, bool):
             raise DeltaflError(f"{name} is {answer!r}; write True, or False")
-
-
-def _check_counts(**counts: object) -> None:
     for name, number in counts.items():
         is_whole = isinstance(number, int) and not isinstance(number, bool)
         if number is not None and not (is_whole and is_in(number, "[1, inf)")):
@@ -198,21 +195,20 @@ def recommend(
         >>> recommend(model="linear").settings
         '+average=0.5+scaffold+server_lr=2.0'
     """
-    _check_answers(labels=labels, census=census, memory=memory, reachable=reachable)
-    _check_counts(clients=clients, parameters=parameters)
+    allowed = {"labels": labels, "census": census, "memory": memory, "reachable": reachable}
+    _check(allowed, {"clients": clients, "parameters": parameters})
     if model not in SUITED:
         raise DeltaflError(f"model is {model!r}; write 'linear' or 'cnn', or leave it out")
-    allowed = [labels, census, memory, reachable]
-    fitting: dict[str, dict[str, Evidence]] = {}
+    fitting = []
     has_others = False
     for row in read_evidence():
         most = _parts(row.label).sampler.most_clients
         # Who does not say how many clients there are may have few.
         few_enough = most is None or (clients or 1) <= most
-        if not few_enough or not _fits(row.method, allowed):
+        if not few_enough or not _fits(row.method, allowed.values()):
             continue
         if row.settings in SUITED[model]:
-            fitting.setdefault(row.method, {})[row.task] = row
+            fitting.append(row)
         else:
             has_others = True
     if not fitting:
@@ -220,14 +216,17 @@ def recommend(
             "no method that fits was measured with the settings for such a model; leave out model"
         )
     like = "like yours"
-    if not (rows := _of_sizes(fitting, unequal_sizes)):
-        rows = fitting
+    alike = [row for row in fitting if unequal_sizes in (None, row.unequal)]
+    if not alike:
+        alike = fitting
         like = "of the benchmark, whose clients' sizes are not like yours"
+    rows = _by_method(alike)
     gaps = _gaps(rows)
     leader, *others = sorted(gaps, key=lambda label: -gaps[label])
     level = [leader, *_level(leader, others, rows)]
     # Where tasks like yours cannot tell methods apart, all tasks decide.
-    overall = _gaps(fitting)
+    everywhere = _by_method(fitting)
+    overall = _gaps(everywhere)
     best = max(level, key=lambda label: (overall.get(label, -math.inf), gaps[label]))
     others = [label for label in (leader, *others) if label != best]
     count = len(rows[best])
@@ -245,7 +244,7 @@ def recommend(
         why += (
             f". Of the {len(gaps)} unbiased methods that fit, {leader} leads there with "
             f"{gaps[leader]:.2f}, but the intervals overlap. Of those level with it this one "
-            f"closes the most, {overall[best]:.2f}, on all {len(fitting[best])} tasks of the "
+            f"closes the most, {overall[best]:.2f}, on all {len(everywhere[best])} tasks of the "
             "benchmark."
         )
     evidence = tuple(rows[best].values())
@@ -253,9 +252,9 @@ def recommend(
     if few := (clients or _FEW + 1) <= _FEW:
         # A third of them: with more than there are, nothing would be sampled.
         sample = max(1, (clients or 1) // 3)
-    alike = _level(best, others, rows)
+    level = _level(best, others, rows)
     advice = [] if model else _without_settings(best, has_others)
-    caveats = tuple(_caveats(evidence, alike, reachable, few, advice))
+    caveats = tuple(_caveats(evidence, level, reachable, few, advice))
     return Recommendation(
         evidence[0].label,
         evidence[0].settings or SUITED_ALL,
@@ -267,18 +266,12 @@ def recommend(
     )
 
 
-def _of_sizes(
-    rows: Mapping[str, Mapping[str, Evidence]],
-    unequal: bool | None,
-) -> dict[str, dict[str, Evidence]]:
-    """The rows of tasks whose clients have unequal sizes, equal ones, or any; labels that have
-    some.
-    """
-    found = {
-        label: {task: row for task, row in by_task.items() if unequal in (None, row.unequal)}
-        for label, by_task in rows.items()
-    }
-    return {label: by_task for label, by_task in found.items() if by_task}
+def _by_method(rows: Iterable[Evidence]) -> dict[str, dict[str, Evidence]]:
+    """The rows of each method by task."""
+    found: dict[str, dict[str, Evidence]] = {}
+    for row in rows:
+        found.setdefault(row.method, {})[row.task] = row
+    return found
 
 
 def read_evidence() -> list[Evidence]:
@@ -297,21 +290,15 @@ def _gaps(rows: Mapping[str, Mapping[str, Evidence]]) -> dict[str, float]:
     tasks that all of them have.
     """
     num_tasks = max(map(len, rows.values()))
-    return {
-        label: _mean_gap(by_task.values())
-        for label, by_task in rows.items()
-        if len(by_task) == num_tasks
-    }
-
-
-def _mean_gap(rows: Iterable[Evidence]) -> float:
-    """The mean over data sets of the mean over their tasks, so that no data set counts by the
-    number of its tasks.
-    """
-    gaps: dict[str, list[float]] = {}
-    for row in rows:
-        gaps.setdefault(row.data, []).append(row.gap)
-    return mean(map(mean, gaps.values()))
+    means = {}
+    for label, by_task in rows.items():
+        if len(by_task) == num_tasks:
+            gaps: dict[str, list[float]] = {}
+            for row in by_task.values():
+                gaps.setdefault(row.data, []).append(row.gap)
+            # Of means, so that no data set counts by the number of its tasks.
+            means[label] = mean(map(mean, gaps.values()))
+    return means
 
 
 def _level(
