@@ -5,7 +5,6 @@ first and said below; names and numbers stay whole.
 from collections.abc import Sequence
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
@@ -62,7 +61,9 @@ class NarrowTable:
         **looks: Any,
     ) -> None:
         self._headings = [plain(heading) for heading in headings]
-        self._rows = [[_as_text(cell) for cell in row] for row in rows]
+        self._rows = [
+            [cell if isinstance(cell, Text) else plain(cell) for cell in row] for row in rows
+        ]
         self._title = plain(title, "bold") if title else None
         self._folding = folding
         self._right = right
@@ -76,13 +77,14 @@ class NarrowTable:
         leaves = [*self._leaves]
         # In the present width Rich would squeeze columns, and every table would seem to fit.
         any_width = options.update(width=10_000)
+        widths = [self._width(place, console, any_width) for place in shown]
         while True:
             # Without rows, whose longest words may be folded.
-            needed = Measurement.get(console, any_width, self._table(shown, [])).minimum
+            needed = Measurement.get(console, any_width, self._table(shown, [], widths)).minimum
             if needed <= options.max_width or not leaves:
                 break
             shown.remove(leaves.pop(0))
-        yield self._table(shown, self._rows)
+        yield self._table(shown, self._rows, widths)
         left_out = []
         for place, heading in enumerate(self._headings):
             if place not in shown:
@@ -90,33 +92,31 @@ class NarrowTable:
         if left_out:
             yield Text(f"Too narrow for: {', '.join(left_out)}.", style="dim")
 
-    def _table(self, shown: Sequence[int], rows: Sequence[Sequence[Text]]) -> Table:
+    def _table(
+        self,
+        shown: Sequence[int],
+        rows: Sequence[Sequence[Text]],
+        widths: Sequence[int],
+    ) -> Table:
         table = Table(title=self._title, title_justify="left", **self._looks)
         for place in shown:
-            folds = place in self._folding
             table.add_column(
                 self._headings[place],
                 justify="right" if place in self._right else "left",
-                no_wrap=not folds,
+                no_wrap=place not in self._folding,
                 overflow="fold",
-                min_width=self._width(place, folds),
+                min_width=widths[place],
             )
         for row in rows:
             table.add_row(*(row[place] for place in shown))
         return table
 
-    def _width(self, place: int, folds: bool) -> int:
+    def _width(self, place: int, console: Console, options: ConsoleOptions) -> int:
         """The least width of a column: of its longest line, or of its longest word if it folds."""
-        texts = [row[place].plain for row in self._rows]
-        heading = max(map(cell_len, self._headings[place].plain.split("\n")))
-        least = max(heading, self._least[place])
-        if folds:
-            words = [cell_len(word) for text in texts for word in text.split()]
-            longest = max(words, default=0)
+        texts = [row[place] for row in (self._headings, *self._rows)]
+        heading, *cells = (Measurement.get(console, options, text) for text in texts)
+        least = max(heading.maximum, self._least[place])
+        if place in self._folding:
+            longest = max((cell.minimum for cell in cells), default=0)
             return max(least, min(longest, _LEAST_FOLDED))
-        lines = [cell_len(line) for text in texts for line in text.split("\n")]
-        return max([least, *lines])
-
-
-def _as_text(cell: str | Text) -> Text:
-    return cell if isinstance(cell, Text) else plain(cell)
+        return max([least, *(cell.maximum for cell in cells)])

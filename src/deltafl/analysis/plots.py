@@ -56,24 +56,23 @@ _STYLE: dict[Any, Any] = {
 
 
 class Abscissa(NamedTuple):
-    """What curves are drawn over: its label, and the numbers of a run that are multiplied by
-    ``factor``, None if they were not recorded.
+    """What curves are drawn over: its label, and the numbers of a run, None if they were not
+    recorded.
     """
 
     label: str
     of: Callable[[Run], Any]
-    factor: float = 1.0
 
     def mean(self, runs: Sequence[Run]) -> FloatArray:
         """Mean over seeds at the rounds of ``curve_band``."""
-        return band_of([(run.round_r, self.factor * self.of(run)) for run in runs]).mean_r
+        return band_of([(run.round_r, self.of(run)) for run in runs]).mean_r
 
 
 #: By the names that users type.
 ABSCISSAE = {
     "rounds": Abscissa("rounds", lambda run: run.round_r),
     "trainings": Abscissa("trainings of clients", lambda run: run.trainings_r),
-    "bytes": Abscissa("megabytes sent and received", lambda run: run.bytes_r, 1e-6),
+    "bytes": Abscissa("megabytes sent and received", lambda run: 1e-6 * run.bytes_r),
     "seconds": Abscissa("seconds of training", lambda run: run.seconds_r),
     "clock": Abscissa("seconds of the virtual clock", lambda run: run.clock_r),
     "cost": Abscissa("cost of the clients asked", lambda run: run.cost_r),
