@@ -122,6 +122,13 @@ class SeedSummary(_Model):
     reach: Reach | None
     """when the metric reached the threshold; null if never or without one"""
 
+    @property
+    def worst_tenth(self) -> float | None:
+        """That of the clients, if it was measured."""
+        if self.fairness is None:
+            return None
+        return self.fairness.worst_tenth
+
 
 class SpeedUp(_Model):
     """How many times fewer rounds than the baseline, over paired seeds."""
@@ -183,6 +190,11 @@ class ToThreshold(_Model):
     """mean bytes down + up; null if no seed reached it"""
     speedup: SpeedUp | None
     """against the baseline; null for the baseline itself and without a pair"""
+
+    @property
+    def num_seeds(self) -> int:
+        """All seeds, whether they reached it or not."""
+        return self.num_reached + self.num_never
 
 
 class Costs(_Model):
@@ -274,6 +286,16 @@ class Summary(_Model):
     def judge(self) -> Judge:
         """How the metric is read."""
         return judge_of(self.metric, self.judges)
+
+    @property
+    def by_label(self) -> dict[str, SamplerSummary]:
+        """The samplers by their labels."""
+        return {entry.sampler: entry for entry in self.samplers}
+
+    @property
+    def has_one_seed(self) -> bool:
+        """Whether every sampler has a single run, so that there is no interval."""
+        return all(len(entry.seeds) == 1 for entry in self.samplers)
 
 
 @overload

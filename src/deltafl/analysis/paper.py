@@ -73,9 +73,7 @@ def _columns(summary: Summary) -> list[_Column]:
             "worst_tenth",
             f"worst tenth{unit}",
             judge.sign,
-            lambda entry: _of_seeds(
-                [None if s.fairness is None else s.fairness.worst_tenth for s in entry.seeds]
-            ),
+            lambda entry: _of_seeds([run.worst_tenth for run in entry.seeds]),
             decimals,
             judge.factor,
         ),
@@ -184,8 +182,9 @@ def _best(column: _Column, summary: Summary) -> float:
     whole = [entry for entry in rivals or summary.samplers if not _mark(entry)]
     found = [column.value(entry) for entry in whole]
     # A gap whose ends are not clearly apart has a number of several seeds without an interval.
-    one_seed = all(len(entry.seeds) == 1 for entry in summary.samplers)
-    means = [column.sign * x.mean for x in found if x and (one_seed or x.low is not None)]
+    means = [
+        column.sign * x.mean for x in found if x and (summary.has_one_seed or x.low is not None)
+    ]
     return column.sign * max(means, default=np.nan)
 
 

@@ -47,8 +47,7 @@ from .text import (
     DASH,
     capital,
     cells_of,
-    cost_cells,
-    cost_headings,
+    cost_rows,
     goal_text,
     metric_text,
 )
@@ -181,9 +180,6 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
         below["selections"][1] += (
             " Clients in tenths by their size. Band: the middle 80 % of a tenth."
         )
-    paid = cost_headings(summary)
-    costs = [["costs of a run", *paid]]
-    costs += [[it.sampler, *cost_cells(it, paid)] for it in summary.samplers if it.costs]
     headings = {
         "gap": "gap closed",
         "speedup": "speed-up",
@@ -210,7 +206,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
             "over": {name: ABSCISSAE[name].label for name in _recorded(part.runs)},
             "scale": {name: name for name in ("linear", "log y", "log x")},
         },
-        "costs": costs,
+        "costs": cost_rows(summary),
         "by_name": [*client_tables(part)],
     }
 

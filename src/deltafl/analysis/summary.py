@@ -6,7 +6,7 @@ infinity are never written.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -147,8 +147,7 @@ def ranked(summary: Summary) -> list[SamplerSummary]:
 
 def references(summary: Summary) -> set[str | None]:
     """The samplers between which a gap is measured: full participation and uniform sampling."""
-    labels = [entry.sampler for entry in summary.samplers]
-    return {find_label(name, labels) for name in ("full", "uniform")}
+    return {find_label(name, [*summary.by_label]) for name in ("full", "uniform")}
 
 
 def _require_comparable(runs: Sequence[Run]) -> None:
@@ -256,12 +255,11 @@ def _fairness(
     # A mean over some of the seeds would be compared with means over all.
     if len(found) < len(runs):
         return None
-    both = [(one.fairness, two.fairness) for one, two in pairs(runs, base)]
     return SamplerFairness(
         mean=_mean_sd(own.mean for own in found),
         worst_tenth=_mean_sd(own.worst_tenth for own in found),
         sd=_mean_sd(own.sd for own in found),
-        gain=gain([(sign * a.worst_tenth, sign * b.worst_tenth) for a, b in both if a and b]),
+        gain=gain(runs, base, lambda run: run.worst_tenth, sign),
     )
 
 
@@ -293,15 +291,21 @@ def pairs(
     return [(run, of_seed[run.seed]) for run in runs if run.seed in of_seed]
 
 
-def gain(values: Sequence[tuple[float, float]]) -> Gain | None:
-    """The mean difference of pairs; None without a pair.
-
-    A pair has the number of a sampler and that of the one which it is compared with.
+def gain(
+    runs: Sequence[SeedSummary],
+    base: Sequence[SeedSummary],
+    number: Callable[[SeedSummary], float | None],
+    sign: float,
+) -> Gain | None:
+    """How much better than ``base`` a number is, -1 the ``sign`` where lower is better, in the mean
+    over the seeds with which both have it; None without a pair.
     """
-    if not values:
+    both = [(number(one), number(two)) for one, two in pairs(runs, base)]
+    known = [sign * (one - two) for one, two in both if one is not None and two is not None]
+    if not known:
         return None
-    value, low, high = mean_interval(np.subtract(*np.array(values).T))
-    return Gain(value=value, low=low, high=high, num_pairs=len(values))
+    value, low, high = mean_interval(np.array(known))
+    return Gain(value=value, low=low, high=high, num_pairs=len(known))
 
 
 def speedup(

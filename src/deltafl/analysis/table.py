@@ -11,7 +11,7 @@ from rich.text import Text
 
 from .narrow import NarrowTable, plain
 from .numbers import Summary
-from .text import cells_of, cost_cells, cost_headings, goal_text, has_clock, verdict_of
+from .text import cells_of, cost_rows, goal_text, has_clock, verdict_of
 from .verdict import remarks
 
 #: Columns by importance, the least important first.
@@ -36,25 +36,24 @@ def comparison_table(summary: Summary) -> RenderableType:
     if has_clock(summary):
         headings["bytes"] = "bytes\nand time"
     shown = [name for name in headings if name in cells_of(summary.samplers[0], summary)]
-    rows = list[list[str | Text]]()
-    costs = list[list[str | Text]]()
-    paid = cost_headings(summary)
+    rows = []
     for entry in summary.samplers:
-        label = _foldable(entry.sampler)
         cells = cells_of(entry, summary)
         texts = [plain(cells[x].line, _STYLES[verdict_of(cells[x].difference)]) for x in shown]
-        rows.append([label, *texts])
-        costs.append([label, *cost_cells(entry, paid)])
+        rows.append([plain(_foldable(entry.sampler)), *texts])
     # The metric's column stays.
     leaves = [1 + shown.index(name) for name in _LEAST_FIRST if name in shown]
     table = _table(["sampler", *(headings[name] for name in shown)], rows, leaves)
-    broken = [heading.replace(" ", "\n", 1) for heading in paid]
     notes = Table.grid(padding=(0, 1))
     for sentence in remarks(summary):
         notes.add_row(plain("·", "dim"), plain(sentence))
-    if any(entry.costs for entry in summary.samplers):
-        return Group(table, Text(), notes, Text(), _table(["costs of a run", *broken], costs))
-    return Group(table, Text(), notes)
+    parts: list[RenderableType] = [table, Text(), notes]
+    if costs := cost_rows(summary):
+        (corner, *paid), *others = costs
+        broken = [heading.replace(" ", "\n", 1) for heading in paid]
+        folded = [[_foldable(label), *cells] for label, *cells in others]
+        parts += [Text(), _table([corner, *broken], folded)]
+    return Group(*parts)
 
 
 def _table(

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import floor, isfinite, isnan, log10
 from typing import Any, NamedTuple
 
@@ -28,7 +28,11 @@ MARK = "*"
 DIVERGED = "†"
 #: The columns of the table of costs; the last one only where clients have costs.
 _COSTS = (
-    *("clients' seconds", "server's seconds", "bytes down", "bytes up", "server's memory"),
+    "clients' seconds",
+    "server's seconds",
+    "bytes down",
+    "bytes up",
+    "server's memory",
     "clients' cost",
 )
 
@@ -86,7 +90,7 @@ def _fairness_cells(found: SamplerFairness | None, judge: Judge) -> dict[str, Ce
 def _rounds_cell(reached: ToThreshold) -> Cell:
     share = ""
     if reached.num_never:
-        share = f"({reached.num_reached}/{reached.num_reached + reached.num_never} seeds)"
+        share = f"({reached.num_reached}/{reached.num_seeds} seeds)"
     if reached.rounds is None:
         return Cell(DASH, share)
     return Cell(rounds_text(reached), share, reached.rounds.mean)
@@ -99,22 +103,25 @@ def _bytes_cell(number: float | None, clock: float | None) -> Cell:
     return Cell(human_bytes(number), more, number)
 
 
-def cost_headings(summary: Summary) -> tuple[str, ...]:
-    """The columns of the table of costs that a comparison has."""
-    if any(entry.costs and entry.costs.asked is not None for entry in summary.samplers):
-        return _COSTS
-    return _COSTS[:-1]
-
-
-def cost_cells(entry: SamplerSummary, headings: Sequence[str]) -> list[str]:
-    """What a run of a sampler costs, in the order of these headings."""
-    found = entry.costs
-    if found is None:
-        return [DASH] * len(headings)
-    seconds = [f"{human_amount(it)} s" for it in (found.client_seconds, found.server_seconds)]
-    sizes = [found.bytes_down, found.bytes_up, found.server_bytes]
-    cells = [*seconds, *map(human_bytes, sizes), human_amount(found.asked)]
-    return cells[: len(headings)]
+def cost_rows(summary: Summary) -> list[list[str]]:
+    """The table of what a run of each sampler costs, with its headings; empty if no sampler's costs
+    were recorded.
+    """
+    if not any(entry.costs for entry in summary.samplers):
+        return []
+    rows = [["costs of a run", *_COSTS]]
+    for entry in summary.samplers:
+        found = entry.costs
+        cells = [DASH] * len(_COSTS)
+        if found is not None:
+            seconds = [f"{human_amount(x)} s" for x in (found.client_seconds, found.server_seconds)]
+            sizes = [found.bytes_down, found.bytes_up, found.server_bytes]
+            cells = [*seconds, *map(human_bytes, sizes), human_amount(found.asked)]
+        rows.append([entry.sampler, *cells])
+    # Clients without costs of their own need no column of them.
+    if all(row[-1] == DASH for row in rows[1:]):
+        return [row[:-1] for row in rows]
+    return rows
 
 
 def has_fairness(summary: Summary) -> bool:
@@ -219,7 +226,7 @@ def rounds_text(reached: ToThreshold) -> str:
     if reached.rounds is None:
         return DASH
     # One seed has a whole number of rounds.
-    decimals = min(reached.num_reached + reached.num_never - 1, 1)
+    decimals = min(reached.num_seeds - 1, 1)
     return f"{reached.rounds.mean:,.{decimals}f}"
 
 

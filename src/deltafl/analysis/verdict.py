@@ -4,14 +4,14 @@ The terminal, the report and ``deltafl run`` say it in these words. Verdicts com
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import printable
 from ..samplers.label import base_name, bias_of
 from ..server.clipping import RADIUS
 from ..server.table import sized_by
-from ..types import Json, Judge
+from ..types import Json
 from .methods import asks_each_once, begins_with_census, find_label, method_of, only_asks_first
 from .numbers import (
     Difference,
@@ -78,7 +78,7 @@ def headline(summary: Summary) -> list[str]:
         race = _Race(summary, speedups, best, claim, str(summary.baseline), span)
     else:
         return _without_intervals(summary)
-    if race.found[best].low is None and _has_one_seed(summary):
+    if race.found[best].low is None and summary.has_one_seed:
         return [
             f"{claim}, in one seed.",
             "One seed has no interval: another seed may change the order.",
@@ -139,11 +139,11 @@ class _Race(NamedTuple):
         """How far the best is ahead of another one over paired seeds: in the mean metric, or in
         rounds.
         """
-        seeds = {entry.sampler: entry.seeds for entry in self.summary.samplers}
+        ahead, behind = (self.summary.by_label[label].seeds for label in (self.best, other))
         # In the unit by which they are ranked.
         if isinstance(self.found[other], SpeedUp):
-            return speedup(seeds[self.best], seeds[other])
-        return _lead(self.summary, seeds[self.best], seeds[other], at_end=False)
+            return speedup(ahead, behind)
+        return gain(ahead, behind, lambda run: run.area, self.summary.judge.sign)
 
 
 def _best(found: Mapping[str, Difference]) -> str:
@@ -230,10 +230,9 @@ def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
 
 def _savings(summary: Summary, best: str) -> list[str]:
     """Rounds and bytes to the threshold beside those of the baseline."""
-    entries = {entry.sampler: entry for entry in summary.samplers}
     texts = []
     for label in (best, summary.baseline):
-        reached = label and entries[label].to_threshold
+        reached = label and summary.by_label[label].to_threshold
         # Where one of them never got there, nothing can be compared.
         if not reached or reached.rounds is None:
             return []
@@ -247,7 +246,7 @@ def _savings(summary: Summary, best: str) -> list[str]:
                 f", {human_bytes(reached.bytes)} and {human_amount(reached.clock)} s of the clock"
             )
         if reached.num_never:
-            text += f" ({reached.num_reached} of {reached.num_reached + reached.num_never} seeds)"
+            text += f" ({reached.num_reached} of {reached.num_seeds} seeds)"
         texts.append(text)
     goal = goal_text(summary.judge, summary.threshold)
     return [f"{best} reaches {goal} after {texts[0]}, {summary.baseline} after {texts[1]}."]
@@ -255,20 +254,19 @@ def _savings(summary: Summary, best: str) -> list[str]:
 
 def remarks(summary: Summary) -> list[str]:
     """What a reader of the table must know, result first; each entry is one or two sentences."""
-    labels = [entry.sampler for entry in summary.samplers]
     results = [*_results(summary), *_behind_full(summary), *_what_is_missing(summary)]
     return [
         *(f"{text}." for text in says_little(summary.settings, summary.environment)),
         *results,
         *_how_runs_ended(summary),
-        *bias_remark(labels, summary.settings),
+        *bias_remark([*summary.by_label], summary.settings),
         " ".join(_columns(summary)),
     ]
 
 
 def _results(summary: Summary) -> list[str]:
     """Which samplers are shown to be better or worse, by area, worst tenth and rounds."""
-    entries = {entry.sampler: entry for entry in summary.samplers}
+    entries = summary.by_label
     # Full participation closes all of the gap by definition.
     gaps = {x: e.gap_closed for x, e in entries.items() if base_name(x) != "full"}
     tails = {x: e.fairness.gain for x, e in entries.items() if e.fairness}
@@ -310,47 +308,29 @@ _BESIDE_FULL = {
 
 def _behind_full(summary: Summary) -> Iterator[str]:
     """How far behind full participation the others end; the question of who wants to ask fewer."""
-    seeds = {entry.sampler: entry.seeds for entry in summary.samplers}
-    full = find_label("full", list(seeds))
-    if full is None or _has_one_seed(summary):
+    full = find_label("full", [*summary.by_label])
+    if full is None or summary.has_one_seed:
         return
-    texts: dict[str, list[str]] = {"better": [], "open": [], "worse": []}
-    for label, runs in seeds.items():
+    every = summary.by_label[full].seeds
+    texts: dict[str, list[str]] = {verdict: [] for verdict in _BESIDE_FULL}
+    for label, entry in summary.by_label.items():
         # Runs that a rule has ended have no end in common.
-        if label == full or any(run.stopped for run in (*seeds[full], *runs)):
+        if label == full or any(run.stopped for run in (*every, *entry.seeds)):
             continue
-        lead = _lead(summary, seeds[full], runs, at_end=True)
+        lead = gain(every, entry.seeds, lambda run: value_of(run, summary), summary.judge.sign)
         if lead is not None:
             text = _lead_text(lead, summary)
             # Such as one that diverged and has no value.
-            if lead.num_pairs < len(runs):
-                text += f", {lead.num_pairs} of {len(runs)} seeds"
+            if lead.num_pairs < len(entry.seeds):
+                text += f", {lead.num_pairs} of {len(entry.seeds)} seeds"
             texts[verdict_of(lead)].append(f"{label} ({text})")
-    if any(texts.values()):
-        told = [
-            f"{words} {', '.join(texts[verdict])}"
-            for verdict, words in _BESIDE_FULL.items()
-            if texts[verdict]
-        ]
+    told = [
+        f"{words} {', '.join(texts[verdict])}"
+        for verdict, words in _BESIDE_FULL.items()
+        if texts[verdict]
+    ]
+    if told:
         yield f"At the end, by paired seeds, {full} {'; '.join(told)}."
-
-
-def _lead(
-    summary: Summary,
-    ahead: Sequence[SeedSummary],
-    behind: Sequence[SeedSummary],
-    at_end: bool,
-) -> Gain | None:
-    """By how much the metric of a sampler is better over paired seeds, above 0 if it is: that at
-    the end, or the mean over all rounds.
-    """
-    sign = summary.judge.sign
-    found = [(one.area, two.area) for one, two in pairs(ahead, behind)]
-    if at_end:
-        found = [
-            (value_of(one, summary), value_of(two, summary)) for one, two in pairs(ahead, behind)
-        ]
-    return gain([(sign * a, sign * b) for a, b in found if a is not None and b is not None])
 
 
 def _what_is_missing(summary: Summary) -> Iterator[str]:
@@ -359,7 +339,7 @@ def _what_is_missing(summary: Summary) -> Iterator[str]:
     names = {base_name(entry.sampler) for entry in entries}
     if summary.threshold is None:
         yield "No threshold was set: no rounds, no speed-ups."
-    if _has_one_seed(summary):
+    if summary.has_one_seed:
         yield "One seed: no intervals. Another seed may change the order."
     if not gaps and not {"full", "uniform"} <= names:
         yield "No gap closed: it needs both full and uniform among the samplers."
@@ -378,12 +358,10 @@ def _what_is_missing(summary: Summary) -> Iterator[str]:
 
 
 def _why_no_gap(summary: Summary) -> str:
-    seeds = {entry.sampler: entry.seeds for entry in summary.samplers}
-    full = find_label("full", list(seeds))
-    uniform = find_label("uniform", list(seeds))
+    full, uniform = (find_label(name, [*summary.by_label]) for name in ("full", "uniform"))
     if full is None or uniform is None:
         return "it needs one row of full and one of uniform, and there are several"
-    both = pairs(seeds[full], seeds[uniform])
+    both = pairs(summary.by_label[full].seeds, summary.by_label[uniform].seeds)
     if not both:
         return "full and uniform have no seed in common"
     if any(run.area is None for pair in both for run in pair):
@@ -405,51 +383,41 @@ def _lacking_seeds(entries: Sequence[SamplerSummary]) -> str:
     return "; ".join(texts)
 
 
-def _has_one_seed(summary: Summary) -> bool:
-    return all(len(entry.seeds) == 1 for entry in summary.samplers)
-
-
 def _how_runs_ended(summary: Summary) -> Iterator[str]:
     goal = goal_text(summary.judge, summary.threshold)
     metric = summary.judge.heading
-    reached = {e.sampler: e.to_threshold for e in summary.samplers if e.to_threshold}
-    if reached and not any(to.num_reached for to in reached.values()):
+    reached = [entry.to_threshold for entry in summary.samplers if entry.to_threshold]
+    if reached and not any(to.num_reached for to in reached):
         yield f"No run reached {goal}."
-    elif any(to.num_never for to in reached.values()):
+    elif any(to.num_never for to in reached):
         yield f"Rounds and bytes are means over the seeds that reached {goal}."
-    if diverged := _shares(
-        summary,
-        {e.sampler: e.num_diverged for e in summary.samplers},
-    ):
+    if diverged := _shares(summary, lambda run: run.diverged):
         yield f"{DIVERGED} Diverged: {diverged}. A stopped run keeps its last {metric}."
     refused = {e.sampler: sum(run.refused for run in e.seeds) for e in summary.samplers}
     if named := ", ".join(f"{label} {number:,}" for label, number in refused.items() if number):
         whys = Counter(run.refused_why for e in summary.samplers for run in e.seeds if run.refused)
         why = printable(whys.most_common(1)[0][0], limit=120)
         yield f"Replies were refused and count as missing: {named}; most often because {why}."
+
+    def stopped_by(why: str) -> str:
+        return _shares(summary, lambda run: run.stopped and run.stopped_why == why)
+
     reasons = Counter(run.stopped_why for e in summary.samplers for run in e.seeds if run.stopped)
     for why, _ in reasons.most_common(REASONS):
-        number = {
-            e.sampler: sum(run.stopped and run.stopped_why == why for run in e.seeds)
-            for e in summary.samplers
-        }
-        named = _shares(summary, number)
         cause = printable(why, limit=120)
+        named = stopped_by(why)
         yield f"Stopped ({cause}): {named}, with the {metric} of then; a gap needs all rounds."
     if len(reasons) > REASONS:
         yield f"Runs were stopped for {len(reasons) - REASONS} more reasons; their last lines say."
 
 
-def _shares(summary: Summary, number_of: Mapping[str, int]) -> str:
-    """The samplers with a number above 0, and of how many seeds it is."""
+def _shares(summary: Summary, counts: Callable[[SeedSummary], bool]) -> str:
+    """The samplers with runs that count, and of how many seeds these are."""
     texts = []
     for entry in summary.samplers:
-        number = number_of.get(entry.sampler, 0)
-        if number:
-            seeds = "1 seed"
-            if len(entry.seeds) > 1:
-                seeds = f"{len(entry.seeds)} seeds"
-            texts.append(f"{entry.sampler} ({number} of {seeds})")
+        if number := sum(map(counts, entry.seeds)):
+            count = len(entry.seeds)
+            texts.append(f"{entry.sampler} ({number} of {count} seed{'s' * (count > 1)})")
     return ", ".join(texts)
 
 
@@ -476,31 +444,12 @@ def bias_remark(labels: Sequence[str], settings: Json) -> list[str]:
     return [f"Biased: {', '.join(named)}."]
 
 
-def _what_seeds_do(summary: Summary) -> str:
-    # Such as one ``Task`` for all of them.
-    if "splits" in summary.environment:
-        return (
-            "all share one split and test set of the data, so that it and intervals lack what "
-            "other splits would add"
-        )
-    return "redraw what the task draws (split, test rows, model)"
-
-
-def _direction(judge: Judge) -> str:
-    """Which values are better; nothing of the two metrics of which everybody knows."""
-    if judge.name in ("accuracy", "loss"):
-        return ""
-    return "; higher is better" if judge.higher else "; lower is better"
-
-
-def _columns(summary: Summary) -> Iterator[str]:
-    """What the columns of the table show."""
+def _metric_column(summary: Summary) -> str:
+    """What the column of the metric shows."""
     metric = summary.judge.heading
-    entries = summary.samplers
-    speedups = [entry.speedup for entry in entries if entry.speedup]
     title = capital(metric)
     if summary.judge.share:
-        last = max(run.num_rounds for entry in entries for run in entry.seeds)
+        last = max(run.num_rounds for entry in summary.samplers for run in entry.seeds)
         # A run that is shorter than the window is late from its start.
         late = max(late_after(last), 0)
         value = f"{title}: mean of the evaluations after round {late}"
@@ -508,13 +457,30 @@ def _columns(summary: Summary) -> Iterator[str]:
             value = f"{title}: mean of the {WINDOW} best evaluations after round {late}"
     else:
         value = f"{title}: test {metric} at the last evaluation"
-    if not _has_one_seed(summary):
-        value += f", ± sd over seeds, which {_what_seeds_do(summary)}"
-    value += _direction(summary.judge)
+    if not summary.has_one_seed:
+        redrawn = "redraw what the task draws (split, test rows, model)"
+        # Such as one ``Task`` for all of them.
+        if "splits" in summary.environment:
+            redrawn = (
+                "all share one split and test set of the data, so that it and intervals lack what "
+                "other splits would add"
+            )
+        value += f", ± sd over seeds, which {redrawn}"
+    # Of these two everybody knows it.
+    if summary.metric not in ("accuracy", "loss"):
+        value += f"; {'higher' if summary.judge.higher else 'lower'} is better"
     if "majority" in summary.environment:
         majority = float(str(summary.environment["majority"]))
         value += f"; always the commonest class: {100 * majority:.1f} %"
-    yield f"{value}."
+    return f"{value}."
+
+
+def _columns(summary: Summary) -> Iterator[str]:
+    """What the columns of the table show."""
+    metric = summary.judge.heading
+    entries = summary.samplers
+    speedups = [entry.speedup for entry in entries if entry.speedup]
+    yield _metric_column(summary)
     if has_fairness(summary):
         worst = "lowest" if summary.judge.higher else "highest"
         yield (f"Worst tenth: mean {metric} of the tenth of the clients with the {worst}.")
