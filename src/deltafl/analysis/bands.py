@@ -76,7 +76,6 @@ def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
 
     None if sizes were not recorded, or are all the same.
     """
-    require("pandas", "sim")
     import pandas as pd
 
     sizes = [run.num_examples_m for run in runs if run.num_examples_m is not None]

@@ -55,25 +55,16 @@ from .verdict import headline, remarks
 
 #: The columns of one line of a figure; those that are drawn are x, y, low and high.
 Columns = dict[str, Array]
-_SIZES = "examples of a client"
 #: Of the clients with a name a page has room for.
 _MOST_NAMED = 100
-#: The figures of a part: their headings and what is said below them.
-_BELOW = {
-    "curves": (
-        "Curves",
-        f"{CAPTION} The best {MOST_STRONG} that are switched on have colours, others are grey.",
-    ),
-    "selections": (
-        "Who was selected how often",
-        "A flat line is an even choice. Full participation, which selects all, is left out.",
-    ),
-    "clients": (
-        "",  # begins with the metric
-        "On the client's own test examples; where these have no owners, the accuracies of its "
-        "classes, weighted by its shares of labels. Mean over the last evaluations.",
-    ),
-}
+
+
+class _Drawn(NamedTuple):
+    """A Bokeh figure, its heading, and what is said below it."""
+
+    figure: Any
+    heading: str
+    below: str
 
 
 class _Scale(NamedTuple):
@@ -124,7 +115,7 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
         titles |= _titles(part)
         figures = _figures(part)
         sections.append(_section(part, figures))
-        items.append({name: json_item(figure) for name, figure in figures.items()})
+        items.append({name: json_item(drawn.figure) for name, drawn in figures.items()})
     constants = {"most": MOST_STRONG, "weak": WEAK, "weakDark": ON_DARK[WEAK]}
     template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     # One file that names no other: the environment needs no loader.
@@ -167,19 +158,10 @@ def _titles(part: Part) -> dict[str, str]:
     return {name: judge_of(name, part.summary.judges).title for name in names}
 
 
-def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
+def _section(part: Part, figures: Mapping[str, _Drawn]) -> dict[str, Any]:
     """What the template shows of a part."""
     summary = part.summary
     goal = goal_text(summary.judge, summary.threshold)
-    below = {name: list(_BELOW[name]) for name in figures}
-    if "clients" in figures:
-        below["clients"][0] = f"{capital(summary.judge.heading)} per client"
-    if summary.threshold is not None:
-        below["curves"][1] += f" Dashed: {goal}."
-    if "selections" in figures and figures["selections"].xaxis.axis_label.text == _SIZES:
-        below["selections"][1] += (
-            " Clients in tenths by their size. Band: the middle 80 % of a tenth."
-        )
     headings = {
         "gap": "gap closed",
         "speedup": "speed-up",
@@ -200,7 +182,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
         "remarks": remarks(summary),
         "headings": {name: text for name, text in headings.items() if name in shown},
         "rows": _rows(summary),
-        "figures": below,
+        "figures": figures,
         "controls": {
             "metric": _titles(part),
             "over": {name: ABSCISSAE[name].label for name in _recorded(part.runs)},
@@ -301,16 +283,15 @@ def _needs(label: str) -> str:
     return words
 
 
-def _figures(part: Part) -> dict[str, Any]:
-    """The Bokeh figures of a part: curves, and where they were recorded selections and
-    clients.
-    """
+def _figures(part: Part) -> dict[str, _Drawn]:
+    """The figures of a part: curves, and where they were recorded selections and clients."""
     summary = part.summary
     title = summary.judge.title
     groups = by_sampler(part.runs)
     look_of = looks([entry.sampler for entry in ranked(summary)])
     curves = {label: _curve_columns(groups[label]) for label in look_of}
-    found = {"curves": _figure(curves, look_of, "rounds", title)}
+    plot = _figure(curves, look_of, "rounds", title)
+    below = f"{CAPTION} The best {MOST_STRONG} that are switched on have colours, others are grey."
     goal = goal_of(summary)
     if goal is not None:
         from bokeh.models.annotations import Span
@@ -322,23 +303,40 @@ def _figures(part: Part) -> dict[str, Any]:
             line_dash=[6, 4],
             line_color="#888888",
         )
-        found["curves"].add_layout(line)
+        plot.add_layout(line)
+        below += f" Dashed: {goal_text(summary.judge, summary.threshold)}."
+    found = {"curves": _Drawn(plot, "Curves", below)}
     selected: Mapping[str, Band | None] = selections(groups)
     x_label = SELECTED_FIRST
+    below = "A flat line is an even choice. Full participation, which selects all, is left out."
     by_size = {label: selections_by_size(groups[label]) for label in selected}
     # Only if all methods have sizes: one axis has one meaning.
     if all(by_size.values()):
         selected = by_size
-        x_label = _SIZES
+        x_label = "examples of a client"
+        below += " Clients in tenths by their size. Band: the middle 80 % of a tenth."
     clients = {label: client_values(groups[label]) for label in look_of}
     pictures = {
-        "selections": (selected, x_label, "times selected"),
-        "clients": (clients, "clients, the worst first, %", title),
+        "selections": (
+            selected,
+            x_label,
+            "times selected",
+            "Who was selected how often",
+            below,
+        ),
+        "clients": (
+            clients,
+            "clients, the worst first, %",
+            title,
+            f"{capital(summary.judge.heading)} per client",
+            "On the client's own test examples; where these have no owners, the accuracies of its "
+            "classes, weighted by its shares of labels. Mean over the last evaluations.",
+        ),
     }
-    for name, (bands, x_label, y_label) in pictures.items():
+    for name, (bands, x_label, y_label, *texts) in pictures.items():
         lines = {label: _columns(band) for label in look_of if (band := bands.get(label))}
         if lines:
-            found[name] = _figure(lines, look_of, x_label, y_label)
+            found[name] = _Drawn(_figure(lines, look_of, x_label, y_label), *texts)
     return found
 
 
