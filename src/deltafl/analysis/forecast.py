@@ -212,13 +212,6 @@ class Curve:
         self._prices = prices
         self._n_j = np.array([trial.n for trial in self.trials], np.float64)
 
-    @property
-    def sizes(self) -> IntArray:
-        """The n that it can speak of: from the least to the largest that was tried."""
-        if not self.trials:
-            return np.zeros(0, np.int64)
-        return np.arange(int(self._n_j.min()), int(self._n_j.max()) + 1)
-
     def rounds(self, size_n: IntArray, rounds_j: FloatArray) -> FloatArray:
         """R(n) fitted to the mean rounds of the trials."""
         # One size shows no trend.
@@ -237,16 +230,11 @@ class Curve:
     def use(self, size_n: IntArray, round_n: FloatArray) -> FloatArray:
         """What is used up to these rounds, float64 (n, k): linear in n between the trials."""
         order_j = np.argsort(self._n_j)
-        uses = [self.trials[j].use() for j in order_j]
-
-        def between(which: int) -> FloatArray:
-            column_jk = np.array([use[which] for use in uses])
-            columns = [np.interp(size_n, self._n_j[order_j], column_j) for column_j in column_jk.T]
-            return np.stack(columns, axis=1)
-
         # The first round is apart: a census before it counts in that one alone.
-        later_n = np.maximum(round_n - 1, 0)
-        return between(0) + between(1) * later_n[:, None]
+        use_jx = np.array([np.hstack(self.trials[j].use()) for j in order_j])
+        columns = [np.interp(size_n, self._n_j[order_j], column_j) for column_j in use_jx.T]
+        first_nk, later_nk = np.split(np.stack(columns, axis=1), 2, axis=1)
+        return np.asarray(first_nk + later_nk * np.maximum(round_n - 1, 0)[:, None])
 
     def costs(self, size_n: IntArray, rounds_j: FloatArray) -> FloatArray:
         """The cost to the goal, float64 (n,)."""
@@ -254,10 +242,12 @@ class Curve:
         return self._prices.spent(self.use(size_n, round_n))
 
     def best(self) -> Forecast | None:
-        """The n of least cost; None if no trial gets to the goal."""
+        """The n of least cost, from the least to the largest that was tried; None if no trial gets
+        to the goal.
+        """
         if not self.trials:
             return None
-        size_n = self.sizes
+        size_n = np.arange(int(self._n_j.min()), int(self._n_j.max()) + 1)
         cost_n = self.costs(size_n, self.rounds_js.mean(axis=1))
         return self.at(int(size_n[np.argmin(cost_n)]))
 
