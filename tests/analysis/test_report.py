@@ -202,7 +202,7 @@ def test_means_of_clients_are_formed_together() -> None:
     assert len(rows) == 100 and "of 2,000" in note
     for name, size, cell in rows:
         places = [list(run.client_names).index(name) for run in runs]
-        values = [run.client_value_m[at] for run, at in zip(runs, places, strict=True)]
+        values = [np.asarray(run.value_km)[0, at] for run, at in zip(runs, places, strict=True)]
         draws = np.mean([run.draws_m[at] for run, at in zip(runs, places, strict=True)])
         known = np.nanmean(values)
         assert (size, cell) == ("—", f"{100 * known:.1f} ({draws:,.1f})")
@@ -349,6 +349,21 @@ def test_values_that_no_float32_holds_are_drawn(tmp_path: Path) -> None:
     assert cells(written(tmp_path / "report.html", runs)).keys() == {"uniform", "md"}
 
 
+def test_selections_by_size_are_means_of_tenths_of_all_seeds_clients() -> None:
+    order = np.random.default_rng(0).permutation(20)
+    runs = [
+        make_run("md", seed, 3, num_examples_m=1.0 * order, draws_m=10 * order + seed)
+        for seed in (0, 2)
+    ]
+    band = selections_by_size(runs)
+    assert band is not None
+    assert band.round_r.tolist() == [0.5 + 2 * tenth for tenth in range(10)]
+    assert band.mean_r.tolist() == [6.0 + 20 * tenth for tenth in range(10)]
+    # Of 0, 2, 10 and 12 draws above the tenth's least.
+    assert band.low_r.tolist() == pytest.approx([0.6 + 20 * tenth for tenth in range(10)])
+    assert band.high_r.tolist() == pytest.approx([11.4 + 20 * tenth for tenth in range(10)])
+
+
 def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_recorded(
     tmp_path: Path,
 ) -> None:
@@ -360,11 +375,6 @@ def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_reco
         "fairness": fairness_of(value_km),
     }
     runs = [run._replace(**found) for run in runs_of(uniform=[2, 3], md=[2, 2])]
-    band = selections_by_size(
-        runs[:2], groups=2
-    )  # clients 1 and 2 (2 and 0 draws), then 3 and 0 (5 and 3), twice
-    assert band is not None
-    assert (band.round_r.tolist(), band.mean_r.tolist()) == ([1.5, 3.5], [1.0, 4.0])
     assert selections_by_size([run._replace(num_examples_m=np.ones(4)) for run in runs]) is None
     own = client_values(runs[:2])
     assert own is not None and own.mean_r[[0, 50, 100]].tolist() == [0.0, 50.0, 100.0]

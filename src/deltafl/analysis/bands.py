@@ -70,38 +70,6 @@ def selections(groups: Mapping[str, Sequence[Run]]) -> dict[str, Band]:
     return bands
 
 
-def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
-    """How often clients were selected by their size: tenths of the clients of all seeds, with their
-    middle 80 %.
-
-    None if sizes were not recorded, or are all the same.
-    """
-    import pandas as pd
-
-    sizes = [run.num_examples_m for run in runs if run.num_examples_m is not None]
-    if len(sizes) < len(runs):
-        return None
-    draws = [run.draws_m for run in runs]
-    clients = pd.DataFrame(
-        {
-            "size": np.concatenate(sizes),
-            "draws": np.concatenate(draws),
-        }
-    )
-    if clients["size"].nunique() == 1:
-        return None
-    # Ties by their order, so that tenths have equal numbers of clients.
-    place = clients["size"].rank(method="first") - 1
-    parts = clients.groupby(place * groups // len(clients))
-    draws = parts["draws"]
-    return Band(
-        parts["size"].mean(),
-        draws.mean(),
-        draws.quantile(0.1),
-        draws.quantile(0.9),
-    )
-
-
 def clients_of(runs: Sequence[Run]) -> Any:
     """A pandas table with one row for each run and client; NaN where a number is unknown."""
     require("pandas", "sim")
@@ -119,8 +87,34 @@ def clients_of(runs: Sequence[Run]) -> Any:
         columns |= dict(zip(OF_CLIENTS, values, strict=True))
         if not run.client_strata:
             del columns["stratum"]
-        parts.append(pd.DataFrame({**columns, run.metric: run.client_value_m}))
+        columns[run.metric] = np.nan
+        if run.value_km is not None:
+            # A mean over the late models.
+            columns[run.metric] = run.value_km.mean(axis=0)
+        parts.append(pd.DataFrame(columns))
     return pd.concat(parts, ignore_index=True)
+
+
+def selections_by_size(runs: Sequence[Run]) -> Band | None:
+    """How often clients were selected by their size: tenths of the clients of all seeds, with their
+    middle 80 %.
+
+    None if sizes were not recorded, or are all the same.
+    """
+    clients = clients_of(runs)
+    size = clients["examples"]
+    if size.isna().any() or size.nunique() == 1:
+        return None
+    # Ties by their order, so that tenths have equal numbers of clients.
+    place = size.rank(method="first") - 1
+    tenths = clients.groupby(place * 10 // len(clients))
+    draws = tenths["draws"]
+    return Band(
+        tenths["examples"].mean(),
+        draws.mean(),
+        draws.quantile(0.1),
+        draws.quantile(0.9),
+    )
 
 
 def client_values(runs: Sequence[Run]) -> Band | None:

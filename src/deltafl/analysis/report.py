@@ -116,7 +116,6 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
         figures = _figures(part)
         sections.append(_section(part, figures))
         items.append({name: json_item(drawn.figure) for name, drawn in figures.items()})
-    constants = {"most": MOST_STRONG, "weak": WEAK, "weakDark": ON_DARK[WEAK]}
     template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     # One file that names no other: the environment needs no loader.
     page = Environment(
@@ -132,7 +131,12 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
         # Letters and digits, too long for a name.
         figures=Markup(_packed(json.dumps(items))),
         script=Markup(_packed(INLINE.js_raw[0])),
-        constants={**constants, "titles": titles},
+        constants={
+            "most": MOST_STRONG,
+            "weak": WEAK,
+            "weakDark": ON_DARK[WEAK],
+            "titles": titles,
+        },
     )
     write_atomically(Path(path), html)
 

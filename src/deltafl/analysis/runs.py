@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from ..types import FloatArray, IntArray, Judge, judge_of
@@ -116,14 +115,6 @@ class Run(NamedTuple):
         played.
         """
         return bool(self.stopped_why) and not self.diverged and self.num_rounds < self.horizon
-
-    @property
-    def client_value_m(self) -> FloatArray:
-        """The metric of each client, a mean over the late models; NaN where it is unknown."""
-        if self.value_km is None:
-            return np.full(len(self.draws_m), np.nan)
-        mean_m: FloatArray = self.value_km.mean(axis=0)
-        return mean_m
 
 
 def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:

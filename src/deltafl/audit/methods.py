@@ -216,8 +216,9 @@ def estimate_error(
         state.control,
         np.arange(m),
     )
-    residual_md = update_md.astype(float) - control_md
-    mean_d = weight_m @ update_md.astype(float)
+    wide_md = update_md.astype(float)
+    residual_md = wide_md - control_md
+    mean_d = weight_m @ wide_md
     offset_d = total_d + weight_m @ residual_md - mean_d  # 0 unless the control's own sum is wrong
     # The offset is a row more, with the coefficient 1 in every cohort.
     row_d = np.vstack([residual_md, offset_d])
