@@ -328,17 +328,6 @@ def test_pictures_over_what_is_asked_for(tmp_path: Path) -> None:
     assert clients["accuracy"].between(0, 1).all() and (clients["examples"] > 0).all()
     assert found.to_csv(tmp_path / "t.csv") == (tmp_path / "t.csv").read_text()
     assert r"\begin{tabular}" in found.to_latex(tmp_path / "t.tex")
-    # A link stays one, and leads to what is written.
-    writers: dict[str, Callable[[Path], object]] = {
-        "a.csv": found.to_csv,
-        "a.svg": found.plot,
-        "a.html": found.report,
-    }
-    for name, write in writers.items():
-        link = tmp_path / f"link-{name}"
-        link.symlink_to(name)
-        write(link)
-        assert link.is_symlink() and (tmp_path / name).stat().st_size > 0
 
 
 def test_clients_of_a_table_have_their_names(tmp_path: Path) -> None:

@@ -99,21 +99,6 @@ def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
     assert [each.stat().st_mode & 0o777 for each in (path, tmp_path / "own")] == [0o600, 0o700]
 
 
-def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    mask = os.umask(0o027)
-    try:
-        write_atomically(path, "new")
-        assert path.stat().st_mode & 0o777 == 0o640
-        path.chmod(0o604)
-        write_atomically(path, "newer", users=True)
-        assert path.stat().st_mode & 0o777 == 0o604
-        write_atomically(path, "own", private=True)
-        assert path.stat().st_mode & 0o777 == 0o600
-    finally:
-        os.umask(mask)
-
-
 def test_a_file_that_the_user_names_may_be_a_link_and_must_be_a_file(tmp_path: Path) -> None:
     make_link(link := tmp_path / "link")
     write_atomically(link, "new", users=True)

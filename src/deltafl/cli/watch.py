@@ -13,7 +13,7 @@ from ..analysis.narrow import NarrowTable, console, plain, show
 from ..errors import DeltaflError
 from ..simulation.foreseen import Foreseen, read_plan
 from ..simulation.live import Picture, page, picture
-from ..store.files import followed, write_atomically
+from ..store.files import write_atomically
 from .common import interruptible, path_name, say
 
 app = typer.Typer(rich_markup_mode=None)
@@ -64,7 +64,7 @@ def watch(
         raise DeltaflError(f"--every is {every:g}; write seconds up to {MOST}, such as 2")
     foreseen = None if plan is None else read_plan(plan)
     # A slip must not replace a file of what is watched.
-    if html is not None and followed(html).suffix != ".html":
+    if html is not None and html.suffix != ".html":
         raise DeltaflError(f"cannot write a page to {html}: the file must end in .html")
     look = partial(_look, place, foreseen, html, every, once)
     shown = look()
@@ -98,8 +98,7 @@ def _look(
         time.sleep(_AGAIN)
         shown = picture(place, foreseen)
     if html is not None:
-        drawn = page(shown._replace(is_over=shown.is_over or once), every)
-        write_atomically(html, drawn, users=True)
+        write_atomically(html, page(shown._replace(is_over=shown.is_over or once), every))
     return shown
 
 

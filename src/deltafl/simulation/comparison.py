@@ -24,7 +24,7 @@ from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, log, printable, unknown_name
 from ..samplers.label import parse_label, spelled_among
 from ..store import checked, write_atomically
-from ..store.files import below, followed, make_folder
+from ..store.files import below, make_folder
 from ..store.own_python import OwnCodeError, only
 from ..tasks.own import OWN_DEFAULTS, is_own, is_table, short_name
 from ..types import AnyPath, Json
@@ -159,7 +159,7 @@ class Comparison:
         Raises:
             DeltaflError: If the metric, or what it is drawn over, was not recorded.
         """
-        place = None if path is None else followed(Path(path))
+        place = None if path is None else Path(path)
         first = self.curves[0]
         known = ["accuracy", "loss", *first.others_r]
         drawn = metric or self.numbers.metric
@@ -176,13 +176,10 @@ class Comparison:
 
         It is one HTML file, which asks the network for nothing.
         """
-        self._report(followed(Path(path)))
-
-    def _report(self, path: Path) -> None:
         settings = CompareSettings.model_validate(self.numbers.settings)
         name = short_name(settings.task)
         parts = [Part(name, self.curves, self.numbers, command_of(settings))]
-        write_report(parts, path, f"deltafl: {name}")
+        write_report(parts, Path(path), f"deltafl: {name}")
 
     def write(self, folder: Path, report: bool = True) -> Summary:
         """Write ``summary.json``, the pictures and ``report.html`` into a folder, and return the
@@ -193,7 +190,7 @@ class Comparison:
         try:
             draw_plots(self.curves, self.numbers, folder)
             if report:
-                self._report(folder / "report.html")
+                self.report(folder / "report.html")
         # The numbers are worth having without the pictures.
         except MissingExtraError as error:
             log.info(f"no pictures: {error}")
@@ -226,7 +223,7 @@ class Comparison:
 
 def _saved(text: str, path: AnyPath | None) -> str:
     if path is not None:
-        write_atomically(Path(path), text, users=True)
+        write_atomically(Path(path), text)
     return text
 
 

@@ -9,7 +9,7 @@ from ..errors import DeltaflError
 from ..model_parts import NamedArrays
 from ..plan import saved_model
 from ..scale.sound import restored_part
-from ..store.files import followed, write_atomically
+from ..store.files import write_atomically
 from ..store.own_python import only, working_in
 from ..store.sealed import write_sealed
 from ..store.values import checked
@@ -35,8 +35,8 @@ def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
     Args:
         folder: The folder of a run, or of one run of a comparison; it may be unfinished, and is not
             changed.
-        to: ``FILE.safetensors``, or ``FILE.pt`` for ``torch.load``; a file that is there, or that
-            a link there leads to, is replaced, but no file of a run.
+        to: ``FILE.safetensors``, or ``FILE.pt`` for ``torch.load``; a file that is there is
+            replaced, but no file of a run.
         trust_code: Whether Python files that the folder names may be imported: a task of your own
             has a model that only its code knows.
 
@@ -51,11 +51,10 @@ def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
     """
     if to.suffix not in SUFFIXES:
         raise DeltaflError(f"cannot export to {to}: the file must end in {' or '.join(SUFFIXES)}")
-    file = followed(to)
-    if file.name in _OWN and (file.parent / "config.toml").exists():
+    if to.name in _OWN and (to.parent / "config.toml").exists():
         raise DeltaflError(
-            f"cannot export to {to}: a run keeps its own {file.name} there; write another name, "
-            "such as model.safetensors"
+            f"cannot export to {to}: a run keeps its own {to.name} there; write another name, such "
+            "as model.safetensors"
         )
     # A comparison has several models, of which none is the one.
     runs = sorted(path.parent for path in folder.glob("**/runs/*/config.toml"))
@@ -95,9 +94,9 @@ def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
     if to.suffix == ".pt":
         buffer = io.BytesIO()
         torch.save(tensors, buffer)
-        write_atomically(file, buffer.getvalue())
+        write_atomically(to, buffer.getvalue())
     else:
         named = {name: tensor.numpy() for name, tensor in tensors.items()}
         # A model is exported to be handed on: others may read it.
-        write_sealed(file, named, private=False)
+        write_sealed(to, named, private=False)
     return round

@@ -159,23 +159,25 @@ def write_atomically(
     a part.
 
     Args:
-        path: The file. Another name of it keeps what it had; one that is there keeps its
-            permissions.
+        path: The file. Another name of it keeps what it had.
         parts: What is written.
         private: Its owner alone can read it, as what is known of single clients.
         users: The user names it: a link is followed, and what is no file is refused. Else it is in
             a folder that may come from others, and whatever they put there is replaced.
     """
     if users:
-        path = followed(path)
+        _require_name(path)
+        # What is renamed below would take the place of the link.
+        path = Path(os.path.realpath(path))
+        with writing(path):
+            if os.path.lexists(path):
+                _require_plain(str(path), path.lstat(), users, sys.maxsize)
     beside = path.with_name(path.name + ".part")
     try:
         with writing(path):
             # Left by a process that was killed, or a link that somebody put there.
             beside.unlink(missing_ok=True)
             with opened(beside, "xb", private=private) as file:
-                if not private:
-                    _keep_permissions(path, file.fileno())
                 for part in parts:
                     file.write(part.encode() if isinstance(part, str) else part)
                 # The content before the name: after a power loss the name must not stand for an
@@ -187,29 +189,6 @@ def write_atomically(
     finally:
         with suppress(OSError):  # what went wrong before says more
             beside.unlink(missing_ok=True)
-
-
-def followed(path: Path) -> Path:
-    """The file that a name of the user's leads to, through links; what is no file is refused.
-
-    What is renamed to the name itself would take the place of the link.
-    """
-    _require_name(path)
-    place = Path(os.path.realpath(path))
-    with writing(place):
-        if os.path.lexists(place):
-            _require_plain(str(place), place.lstat(), True, sys.maxsize)
-    return place
-
-
-def _keep_permissions(path: Path, descriptor: int) -> None:
-    """Give a file that takes the place of another the permissions of that one."""
-    if sys.platform == "win32":
-        return
-    with suppress(FileNotFoundError):
-        before = path.lstat().st_mode
-        if stat.S_ISREG(before):
-            os.fchmod(descriptor, stat.S_IMODE(before) & 0o777)
 
 
 def sync_folder(folder: Path) -> None:
