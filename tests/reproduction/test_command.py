@@ -78,7 +78,7 @@ def test_results_of_another_experiment_are_not_overwritten(tmp_path: Path) -> No
     ("arguments", "sentence"),
     [
         ((), "which experiment"),
-        (("toy", "--device", "gpu"), "device is 'gpu'; it must match"),
+        (("toy", "--device", "gpu"), "device is 'gpu'; write cpu, cuda"),
         (("table-22",), "unknown experiment 'table-22': did you mean 'table-2'"),
         (("toy", "--part", "a"), "toy has no parts and no seeds to choose"),
         (("figure-11", "--part", "nu-99"), "unknown part 'nu-99'"),

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
