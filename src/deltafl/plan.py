@@ -27,7 +27,7 @@ from .scale.stretches import over_stretches
 from .server.optimizers import ServerOptimizer
 from .server.part import Drawing, Intake, ServerPart, Step
 from .server.size import AUTO, FEWEST, USUAL_ERROR, RelativeError
-from .server.table import IN_TEXT, ROW_OF, ROWS, SETTINGS, UNUSED, in_order, make_parts, sized_by
+from .server.table import IN_TEXT, ROW_OF, ROWS, SETTINGS, UNUSED, in_order, make_parts
 from .types import (
     EVERYONE,
     NOBODY,
@@ -591,11 +591,13 @@ def make_plan(
     if not isinstance(sampler, Sampler):
         label = parse_label(sampler)
         settings |= label.settings
+    # Refuses what no setting can be, before it is compared: an array would be entry by entry.
+    usual = make_parts(settings)
     size: Any = n
-    # An array would be compared entry by entry.
     if isinstance(size, str) and size == AUTO:
-        if sized_by(settings) is None and not any(part.sizes_cohorts() for part in own):
+        if not any(part.sizes_cohorts() for part in (*usual, *own)):
             settings[RelativeError.name] = USUAL_ERROR
+            usual = make_parts(settings)
         # The plan's own n, which cohorts that size themselves begin with.
         size = min(max(FEWEST, ceil(m / 10)), m)
     if facts is not None:
@@ -608,7 +610,6 @@ def make_plan(
     for name in more:
         if name not in known:
             raise unknown_name("setting", name, [*known, *SETTINGS])
-    usual = make_parts(settings)
     # An object takes the place of the default of its kind. Where that was set, too, or another
     # setting of its kind, both stay, and ``Plan`` refuses them.
     written = {

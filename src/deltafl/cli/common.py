@@ -1,6 +1,7 @@
 """What commands share, the reproduction's too: where results go, and how they are interrupted."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import printable
+from ..errors import DeltaflError, printable
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -38,6 +39,10 @@ Out = Annotated[
 @contextmanager
 def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
     """Turn Ctrl-C, and the system's request to end, into a sentence that states how to continue."""
+    # Signals come to that thread alone, and Python lets nobody else handle them.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     came: list[int] = []
 
     def interrupt(number: int, frame: object) -> None:
@@ -51,8 +56,10 @@ def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # Libraries that load make other errors of it, and a question an ``Abort``.
-        if not came and not isinstance(error, KeyboardInterrupt):
+        # Libraries that load make other errors of it, and a question an ``Abort``; one with a
+        # sentence of its own came of something else.
+        has_sentence = isinstance(error, DeltaflError | OSError)
+        if not isinstance(error, KeyboardInterrupt) and (not came or has_sentence):
             raise
         say(f"interrupted; {sentence()}", error=True)
         is_request = came[:1] == [signal.SIGTERM]

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import signal
 import sys
 from importlib import import_module
@@ -121,8 +122,9 @@ def main() -> None:
         say(f"interrupted; {_AGAIN}", error=True)
         sys.exit(EXIT_INTERRUPTED)
     finally:
-        # The work is over, and Python would show where in its own end it was.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # The work is over, and Python would show where in its own end it was; another thread may
+        # still keep it from ending.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
 
 
 def run_app(

@@ -15,9 +15,9 @@ Block = np.ndarray[Any, np.dtype[np.uint8]]
 
 #: Bytes of a long array. Shorter ones malloc gives again, once it has seen some go.
 LONG = 2**25
-#: Blocks are kept for as long as arrays use a share of their bytes: who lets go of a state gets its
-#: memory back, and the arrays that live for one round only have theirs in the next.
-_KEPT = 2
+#: Bytes that are kept, times those of the arrays in use: for the next state, and for what a round
+#: needs beside it.
+_KEPT = 1.5
 
 
 def new_array(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> Any:
@@ -41,7 +41,7 @@ class _Lease:
 
 
 class _Blocks:
-    """The blocks that arrays use, and those that are kept.
+    """The blocks that arrays use, and those that are kept; when the last array goes, all go.
 
     By ``id``, and changed by single calls of a dictionary: arrays go at any time, in any thread.
     """
@@ -67,12 +67,12 @@ class _Blocks:
     def _give_back(self, block: Block) -> None:
         del self._used[id(block)]
         self._kept[id(block)] = block
-        most = _KEPT * sum(list(self._used.values()))
-        total = 0
+        room = _KEPT * sum(list(self._used.values()))
         # The latest stay: the oldest may be of another model.
         for key, kept in reversed(list(self._kept.items())):
-            total += kept.nbytes
-            if total > most:
+            if kept.nbytes <= room:
+                room -= kept.nbytes
+            else:
                 self._kept.pop(key, None)
 
 
