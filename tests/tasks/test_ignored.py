@@ -18,7 +18,7 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import Dataset, Task, check_task, cross_entropy
-from deltafl.tasks.losses import ignored_labels
+from deltafl.tasks.ignored import ignored_labels
 
 CLASSES = 4
 LENGTH = 6
@@ -201,6 +201,88 @@ def in_order(output: Tensor, y: Tensor) -> Tensor:
 )
 def test_which_labels_a_loss_ignores(loss: Callable[..., Any], labels: Any, ignored: Any) -> None:
     assert ignored_labels(loss, np.array(labels), 3) == ignored
+
+
+def each_of(output: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(output, y, reduction="none").flatten()
+
+
+def truncated(output: Tensor, y: Tensor) -> Tensor:
+    """Constant where the model is far off; the less probable a class, the sooner."""
+    worst = torch.linspace(0.5, 3, 6)[y]
+    return torch.minimum(each_of(output, y), worst).mean()
+
+
+def dropped(output: Tensor, y: Tensor) -> Tensor:
+    return (each_of(output, y) * (torch.rand(len(y)) < 0.5)).mean()
+
+
+#: What takes only some examples of a minibatch, whatever their label.
+SELECTING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "hardest": lambda output, y: each_of(output, y).topk(max(1, len(y) // 4)).values.mean(),
+    "easiest": lambda output, y: -(-each_of(output, y)).topk(max(1, len(y) // 4)).values.mean(),
+    "worst": lambda output, y: each_of(output, y).max(),
+    "median": lambda output, y: each_of(output, y).median(),
+    "wrong": lambda output, y: (each_of(output, y) * (output.argmax(1) != y)).mean(),
+    "sure": lambda output, y: (each_of(output, y) * (output.softmax(1).amax(1) > 0.9)).mean(),
+    "neighbours": lambda output, y: (each_of(output, y)[:-1] - each_of(output, y)[1:]).relu().sum(),
+    "truncated": truncated,
+    "dropped": dropped,
+}
+
+
+@pytest.mark.parametrize("name", SELECTING)
+def test_what_a_loss_leaves_out_of_a_minibatch_is_not_ignored(name: str) -> None:
+    assert ignored_labels(SELECTING[name], RNG.integers(0, 6, 90), 6) == ()
+
+
+def shifted(output: Tensor, y: Tensor) -> Tensor:
+    """The label of a place is predicted one place before."""
+    return functional.cross_entropy(output[:, :, :-1], y[:, 1:])
+
+
+def weighted(output: Tensor, y: Tensor) -> Tensor:
+    each = functional.cross_entropy(output, y, reduction="none")
+    return (each * torch.linspace(0.1, 1, LENGTH)).mean()
+
+
+def changes_outputs(output: Tensor, y: Tensor) -> Tensor:
+    output -= output.detach().amax(1, keepdim=True)
+    return functional.cross_entropy(output, y)
+
+
+def of_hardest_places(output: Tensor, y: Tensor) -> Tensor:
+    each = each_of(output, y)[y.flatten() >= 0]
+    return each.topk(max(1, len(each) // 4)).values.mean()
+
+
+@pytest.mark.parametrize("loss", [shifted, weighted, changes_outputs, of_hardest_places])
+def test_padding_is_known_to_losses_of_whole_sequences(loss: Any) -> None:
+    assert ignored_labels(loss, np.where(IS_PADDING, -100, LABELS), CLASSES) == (-100,)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_labels_may_be_unknown_where_a_model_has_one_logit(wide: bool) -> None:
+    def one_logit(output: Tensor, y: Tensor) -> Tensor:
+        logit = output[:, 0] if wide else output
+        known = y >= 0
+        return functional.binary_cross_entropy_with_logits(logit[known], y[known].float())
+
+    y = (X[:, 0] > 0).astype(np.int64)
+    y[::3] = -1
+    data = Dataset("d", X[:60], y[:60], X[60:], y[60:], 2)
+    layers: list[nn.Module] = [nn.Linear(5, 1)]
+    if not wide:
+        layers.append(nn.Flatten(0))
+    rows = [np.arange(k, 60, 3) for k in range(3)]
+    task = Task("d", data, rows, lambda: nn.Sequential(*layers), one_logit, metric="accuracy,f1")
+    check_task(task, "d", 0)
+    assert task.ignored == (-1,)
+    engine = Engine(task, LocalWork(lr=0.5, epochs=1), 0)
+    params_d = engine.initial_params()
+    known = y[60:] >= 0
+    hit = (X[60:] @ params_d[:5] + params_d[5] > 0) == y[60:]
+    assert engine.evaluate(params_d).accuracy == pytest.approx(hit[known].mean())
 
 
 @pytest.mark.parametrize("padding", [49_999, -100])

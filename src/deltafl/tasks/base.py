@@ -12,7 +12,8 @@ from ..model_parts import ModelParts, Patterns
 from ..streams import stream
 from ..types import FloatArray, IntArray, Judge, Population, Rng
 from .dataset import Dataset, crc32_of
-from .losses import Loss, MakeModel, Module, Tensor, ignored_labels
+from .ignored import ignored_labels
+from .losses import Loss, MakeModel, Module, Tensor
 from .metrics import AnyMetric, Metric, counts, metrics_of
 
 #: ``augment(x, rng)``: a random variation of a minibatch's inputs.
