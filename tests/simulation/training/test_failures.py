@@ -127,6 +127,24 @@ def test_an_error_in_an_evaluation_is_a_sentence_too() -> None:
 
 
 @pytest.mark.parametrize(
+    ("folder", "named"),
+    [
+        (f"{Path(deltafl.__file__).parent}_mine", True),
+        (str(Path(deltafl.__file__).parent), False),
+        ("/home/me/.local/lib/python3.11/site-packages/torch/nn", False),
+        ("/usr/lib/python3/dist-packages/torch", False),
+    ],
+)
+def test_the_line_is_one_of_a_file_that_a_user_wrote(folder: str, named: bool) -> None:
+    given: dict[str, Any] = {}
+    exec(compile("def loss(output, y):\n    raise OSError", f"{folder}/made_up.py", "exec"), given)
+    engine = Engine(task_of(loss=given["loss"]), WORK, 0)
+    with pytest.raises(DeltaflError) as caught:
+        engine.train(engine.initial_params(), 0, np.array([1]))
+    assert str(caught.value).endswith("OSError (made_up.py line 2)" if named else "OSError")
+
+
+@pytest.mark.parametrize(
     ("module", "changes", "path"),
     [
         (serial, {"make_model": partial(Chosen, True)}, "loop"),

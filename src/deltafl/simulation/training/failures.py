@@ -1,5 +1,6 @@
 """What a user's model, loss or augment raises in the middle of a run, as one sentence."""
 
+import os
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -9,11 +10,13 @@ from pathlib import Path
 from ...errors import OWN_ERRORS, DeltaflError, in_one_line
 
 _MARK = "raised_by_own_code"
-#: Files that no user wrote: this package, Python's, and those that are installed.
-_OF_OTHERS = (
-    str(Path(__file__).parents[2]),
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+#: Folders of files that no user wrote: this package, and Python's; a neighbour's name may begin as
+#: theirs.
+_OF_OTHERS = tuple(
+    f"{folder}{os.sep}" for folder in (Path(__file__).parents[2], sysconfig.get_path("stdlib"))
 )
+#: Of what is installed, be it for all users, in an environment, or by ``pip install --user``.
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 @contextmanager
@@ -48,6 +51,7 @@ def located(where: str) -> Iterator[None]:
 def _line(error: BaseException) -> str:
     """The innermost line of a file of the user's, in brackets; empty if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_OF_OTHERS):
-            return f" ({Path(frame.filename).name} line {frame.lineno})"
+        path = Path(frame.filename)
+        if not frame.filename.startswith(_OF_OTHERS) and _INSTALLED.isdisjoint(path.parts):
+            return f" ({path.name} line {frame.lineno})"
     return ""
