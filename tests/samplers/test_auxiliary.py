@@ -150,8 +150,15 @@ def test_fed_cbs_counts_who_was_selected_and_selects_those_that_are_there() -> N
 
 @pytest.mark.parametrize("name", ["fed-cbs", "fedentopt", "fedgs", "fedlecc"])
 @pytest.mark.parametrize(
-    "known", [None, np.zeros((4, 0)), [[0.0, 0.0]] + [[1.0, 0.0]] * 3, [[-1.0, 2.0]] * 4]
+    ("known", "words"),
+    [
+        (None, "give Population"),
+        (np.zeros((4, 0)), "give Population"),
+        ([[-1.0, 2.0]] * 4, "give Population"),
+        # Its labels may all be ignored, or its examples have none.
+        ([[1.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0]], "client 1 has no label"),
+    ],
 )
-def test_samplers_of_labels_need_those_of_every_client(name: str, known: Any) -> None:
-    with pytest.raises(DeltaflError, match="needs the labels of every client; give Population"):
+def test_samplers_of_labels_need_those_of_every_client(name: str, known: Any, words: str) -> None:
+    with pytest.raises(DeltaflError, match=words):
         make_sampler(name).init(Population.from_sizes([1, 2, 3, 4], aux=known))

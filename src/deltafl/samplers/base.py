@@ -455,15 +455,16 @@ def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
 def label_counts(population: Population) -> FloatArray:
     """The clients' numbers of examples of each class, float64 (m, C), from shares in ``aux_mq``."""
     share_mc = population.aux_mq
-    if (
-        share_mc is None
-        or share_mc.shape[1] == 0
-        or share_mc.min() < 0
-        or share_mc.sum(axis=1).min() <= 0
-    ):
+    if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0:
         raise DeltaflError(
             "this sampler needs the labels of every client; give Population.from_sizes(sizes, "
             "aux=shares), one row of shares of each class a client, all >= 0"
+        )
+    (without,) = np.nonzero(share_mc.sum(axis=1) <= 0)
+    if len(without) > 0:
+        raise DeltaflError(
+            f"client {without[0]} has no label of any class, and this sampler needs labels of "
+            "every client: leave such clients out, or choose another sampler"
         )
     # Rows may be shares or counts: they are scaled to the client's size.
     return np.asarray(
