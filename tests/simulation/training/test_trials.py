@@ -301,6 +301,25 @@ def normed() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), norm, nn.ReLU(), nn.Linear(8, 3))
 
 
+@pytest.mark.parametrize("count", [500, 501, 1001])
+def test_no_example_is_judged_alone_where_the_minibatch_has_the_statistics(count: int) -> None:
+    """Of 501 as 500 and 1 the last one had none."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(count, 6)).astype(np.float32)
+    y = np.argmax(x[:, :3], axis=1)
+    task = Task("made up", Dataset("d", x, y, x, y, 3), [np.arange(count)], normed, cross_entropy)
+    engine = Engine(task, LocalWork(lr=0.1, epochs=1, batch_size=None), 0)
+    params_d = engine.initial_params()
+    model = normed()
+    nn.utils.vector_to_parameters(torch.tensor(params_d), model.parameters())
+    size = 500 if count == 500 else 499
+    parts = zip(torch.split(torch.tensor(x), size), torch.split(torch.tensor(y), size), strict=True)
+    with torch.no_grad():
+        sums = [nn.functional.cross_entropy(model(a), b).item() * len(b) for a, b in parts]
+    assert engine.evaluate(params_d).loss == pytest.approx(sum(sums) / count)
+    assert engine.losses(params_d, np.arange(1))[0] == pytest.approx(sum(sums) / count)
+
+
 @pytest.mark.parametrize("size", [2, 7, None])
 def test_statistics_of_the_minibatch_alone_are_for_minibatches_of_two_or_more(
     size: int | None,

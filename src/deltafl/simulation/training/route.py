@@ -178,6 +178,7 @@ def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form
     is_mean = _is_mean(model, task)
     if not is_mean:
         tested = max(len(task.dataset.test_x), *map(len, task.client_rows))
+    tested = _without_single(tested, model, task)
     if route.path == "loop":
         reason = incompatibility(model, first_examples(task)[0], task.parts_of(model))
         if reason is None:
@@ -191,6 +192,23 @@ def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form
             width = padded_width(task.client_rows, work.batch_size)
             return Form("batched", dense_size, width, tested, is_mean)
     return Form("batched", cohort_size(model, task, width, device), width, tested, is_mean)
+
+
+def _without_single(tested: int, model: nn.Module, task: Task) -> int:
+    """The number of examples that are evaluated at once, or the next lower one that leaves no last
+    example alone, where the model does not take it: such as one that normalises by the batch.
+    """
+    sizes = {len(task.dataset.test_x), *map(len, task.client_rows)}
+    if all(size % tested != 1 for size in sizes):
+        return tested
+    with torch.no_grad(), seeded(np.random.default_rng(0)):
+        try:
+            copied(model).eval()(first_examples(task, 1)[0])
+        except OWN_ERRORS:
+            for fewer in range(tested, 1, -1):
+                if all(size % fewer != 1 for size in sizes - {1}):
+                    return fewer
+    return tested
 
 
 def _is_mean(model: nn.Module, task: Task) -> bool:
