@@ -590,6 +590,7 @@ def make_plan(
     label = None
     if not isinstance(sampler, Sampler):
         label = parse_label(sampler)
+        _check_label(label, sampler, more)
         settings |= label.settings
     # Refuses what no setting can be, before it is compared: an array would be entry by entry.
     usual = make_parts(settings)
@@ -604,7 +605,6 @@ def make_plan(
         facts = facts._replace(n=size, m=m)
     made: Any = sampler
     if label is not None:
-        _check_label(label, sampler, more)
         made = make_sampler(label, facts)
     known = Plan.__dataclass_fields__
     for name in more:
