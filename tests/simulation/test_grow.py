@@ -1,6 +1,7 @@
 """Comparisons that grow, reports that join folders, and runs that stop at the threshold."""
 
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ from safetensors.numpy import load_file
 
 from deltafl.analysis import Summary
 from deltafl.errors import DeltaflError
+from deltafl.samplers.label import spelled
+from deltafl.simulation import continuing
 from deltafl.simulation.comparing import run_comparison
 from deltafl.simulation.comparison import joined
+from deltafl.simulation.continuing import continued
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.pilot import PlanSettings
 from deltafl.simulation.settings import CompareSettings, RunSettings, grown, make_settings
@@ -81,7 +85,6 @@ def test_a_comparison_grows_by_samplers_and_seeds(out: Path) -> None:
             "uniform+lr_schedule=step(every=5,factor=0.5)",
             "uniform+lr_schedule=step(factor=.50,every=5)",
         ),
-        ("mine.py:Mine(floor=1)", "mine.py:Mine(floor=1.0)"),
         ("mine.py:Mine", "{here}/mine.py:Mine"),
         ("{here}/mine.py:Mine", "./mine.py:Mine()"),
     ],
@@ -102,7 +105,7 @@ def test_one_method_in_another_spelling_goes_on_as_it_is_recorded(
     now = make_settings(kind, {**before.model_dump(exclude_none=True), "samplers": [second]})
     assert grown(before, now).samplers == (first,)
     with pytest.raises(DeltaflError, match="are one method"):
-        make_settings(kind, {**TINY, "samplers": [first, second]})
+        continued(make_settings(kind, {**TINY, "samplers": [first, second]}), tmp_path / "out")
     if kind is CompareSettings:
         rates = {**TINY, "samplers": [first], "rates": {second: 0.1}}
         own = {**TINY, "samplers": [second], "rates": {first: 0.1}}
@@ -110,6 +113,43 @@ def test_one_method_in_another_spelling_goes_on_as_it_is_recorded(
         assert both.rates == {first: {"local_lr": 0.1}}
         with pytest.raises(DeltaflError, match="in two spellings"):
             make_settings(kind, {**own, "rates": {first: 0.1, second: 0.2}})
+
+
+def test_what_was_played_as_two_methods_is_read_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of before 2 and 2.0 were found to be one number."""
+    both = ("delta(alpha=1)", "delta(alpha=1.0)")
+    rates = {both[0]: 0.1, both[1]: 0.2}
+    given = {**SMALL, "rounds": 2, "seeds": 1, "samplers": both, "rates": rates}
+    out = tmp_path / "out"
+    with pytest.raises(DeltaflError, match="are one method"):
+        run_comparison(make_settings(CompareSettings, given), out, quiet)
+    assert not out.exists()
+    with monkeypatch.context() as before:
+        before.setattr(continuing, "_require_once", lambda _: None)
+        compare(out, **given)
+    words = ("--out", "out", "--resume", "--seeds", "2", "--processes", "1", "--no-report")
+    done = deltafl_here("compare", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = joined([out])
+    assert [one.sampler for one in found.curves] == [both[0]] * 2 + [both[1]] * 2
+    runs = (out / "runs" / f"{label}-seed1" / "config.toml" for label in both)
+    assert [tomllib.loads(path.read_text())["local_lr"] for path in runs] == [0.1, 0.2]
+    more = (*both, "uniform", "uniform()")
+    with pytest.raises(DeltaflError, match="uniform are one method"):
+        compare(out, **{**given, "samplers": more})
+
+
+def test_a_class_of_the_users_may_tell_an_int_from_a_float(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN)
+    own = ("mine.py:Mine(floor=1)", "mine.py:Mine(floor=1.0)")
+    settings = make_settings(CompareSettings, {**TINY, "samplers": own})
+    assert continued(settings, tmp_path / "out")[0].samplers == own
+    assert "(k=2.0)" in spelled("uniform+lr_schedule=mine.py:half(k=2.0)")
 
 
 def test_a_respelled_method_is_not_played_again_and_joins(out: Path, tmp_path: Path) -> None:

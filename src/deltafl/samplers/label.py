@@ -213,7 +213,7 @@ def base_name(label: str) -> str:
 def spelled(label: str) -> str:
     """A label in its usual spelling, in which two that mean the same are one: the same options in
     another order, 2 for 2.0, or one file by several paths. Nothing of the user's is imported for
-    it.
+    it; what is his own may tell 2 from 2.0.
     """
     # A class has no other spelling than that of ``label_of``.
     if isinstance(label, Named):
@@ -233,7 +233,8 @@ def _usual(value: Any) -> Any:
         return tuple(map(_usual, value))
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         return int(value)
-    if isinstance(value, str) and value.endswith(")"):  # of a schedule: step(every=5)
+    # Of a schedule of the library: step(every=5).
+    if isinstance(value, str) and value.endswith(")") and ".py:" not in value:
         name, options = parse_call(value)
         return write_call(name, {key: _usual(own) for key, own in options.items()})
     return value
@@ -241,8 +242,10 @@ def _usual(value: Any) -> Any:
 
 def spelled_among(labels: Iterable[str]) -> Callable[[str], str]:
     """A function that writes a label as it is spelled among these, or as it is if it is none."""
-    known = {spelled(label): label for label in labels}
-    return lambda label: known.get(spelled(label), label)
+    # Records may have one method in two spellings: each of them is as it is there.
+    known = {label: label for label in labels}
+    usual = {spelled(label): label for label in known}
+    return lambda label: known.get(label) or usual.get(spelled(label), label)
 
 
 def file_name(label: str) -> str:
@@ -281,8 +284,9 @@ def _tidy(
     parts = []
     for part in split_outside(method, "@"):
         name, options = parse_call(part)
-        own = {key: usual(value) for key, value in options.items()}
-        parts.append(write_call(named(name), own))
+        if ".py:" not in name:
+            options = {key: usual(value) for key, value in options.items()}
+        parts.append(write_call(named(name), options))
     text = "@".join(parts).rstrip("@")
     for name, given in sorted(settings.items()):
         value = usual(given)

@@ -2,10 +2,11 @@
 rounds.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import DeltaflError
-from ..samplers.label import file_name
+from ..samplers.label import file_name, spelled
 from ..store.own_python import files_named, only
 from ..types import Json
 from .directory import recorded_settings, write_header, write_settings
@@ -34,17 +35,28 @@ def continued(
     code = known or Code.of(settings)
     recorded = recorded_settings(out)
     if recorded is None:
+        _require_once(settings.labels())
         _require_own_places(settings)
         return settings, None, code
     with only(None if trust_code else files_named(settings.model_dump())):
         require_objects(out, recorded, settings)
         before = make_settings(type(settings), with_objects(recorded, settings))
         settings = grown(before, settings)
+        _require_once(label for label in settings.labels() if label not in before.labels())
         _require_own_places(settings)
         if known is None:
             code = code.and_of(settings)
         require_same_code(out, code, before, is_one_call=known is not None)
     return settings, before, code
+
+
+def _require_once(labels: Iterable[str]) -> None:
+    """Refuse one method in two spellings, of those that were not played here before."""
+    first = dict[str, str]()
+    for label in labels:
+        other = first.setdefault(spelled(label), label)
+        if other != label:
+            raise DeltaflError(f"{label} and {other} are one method; name each once")
 
 
 def _require_own_places(settings: Settings) -> None:

@@ -33,7 +33,6 @@ from ..samplers.label import (
     make_sampler,
     needs_value,
     parse_label,
-    spelled,
     spelled_among,
     split_labels,
     split_settings,
@@ -74,22 +73,11 @@ from .setting_types import (
     once,
 )
 
-
-def _each_method_once(labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse a method that is named twice, in another spelling too."""
-    first = dict[str, str]()
-    for label in once(labels):
-        other = first.setdefault(spelled(label), label)
-        if other != label:
-            raise ValueError(f"{label} and {other} are one method; name each once")
-    return labels
-
-
 Labels = Annotated[
     tuple[Name, ...],
     Field(min_length=1),
     BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v),
-    AfterValidator(_each_method_once),
+    AfterValidator(once),
 ]
 
 #: Settings that may differ when a run is continued: they do not change its result.
