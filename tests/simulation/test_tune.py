@@ -2,6 +2,7 @@
 and resumed.
 """
 
+import json
 import math
 import shutil
 import tomllib
@@ -324,13 +325,14 @@ def test_a_tuning_goes_on_with_what_its_comparison_was_given_since(
     done = played("tune", "--out", "out", "--samplers", "full", "--seeds", "1")
     assert done.returncode == 0, done.stderr
     assert RunDirectory(out / "comparison" / "runs" / "full-seed0").last_line()["round"] == 4
-    settings = make_settings(TuneSettings, tomllib.loads((out / "config.toml").read_text()))
-    found = Tuned(
-        tomllib.loads((out / "rates.toml").read_text())["rates"],
-        {},
-        has_new_threshold=True,
-    )
-    assert last_comparison(settings, found, out / "comparison").threshold == 0.5
+    recorded = tomllib.loads((out / "config.toml").read_text())
+    settings = make_settings(TuneSettings, {**recorded, "threshold": 0.51})
+    # It ends before its comparison, and the next one is given no threshold.
+    tune_rates(settings, out, lambda _: None)
+    done = played("tune", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert _compared(out) == (4, 0.51)
+    assert json.loads((out / "comparison" / "summary.json").read_text())["threshold"] == 0.51
 
 
 def test_a_comparison_with_other_rates_than_those_found_now_stays_as_it_is(

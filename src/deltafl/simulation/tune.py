@@ -27,11 +27,11 @@ from ..analysis.runs import Run
 from ..analysis.statistics import area_under, reach
 from ..errors import DeltaflError
 from ..store import checked, write_atomically
+from ..store.files import below
 from ..tasks.registry import TaskSpec
-from ..types import Json
 from .comparing import check
 from .continuing import continued, note_settings
-from .directory import recorded_settings
+from .directory import COMPARED, locked, recorded_settings, write_settings
 from .progress import OnProgress
 from .record import UNFINISHED, Job, RunStore
 from .setting_types import CommaSeparated, Positive, Rates, Seed, Share, listed
@@ -289,8 +289,6 @@ class Tuned(NamedTuple):
 
     rates: dict[str, dict[str, float]]
     searches: dict[str, dict[str, Search]]
-    #: whether the threshold is another than that which the folder was tuned to before
-    has_new_threshold: bool = False
 
 
 def _is_still(run: Run) -> bool:
@@ -325,9 +323,12 @@ def tune_rates(
             f"the tuning runs in {out} have rounds = {before.rounds}, not {settings.rounds}: "
             "choose another --out"
         )
-    note_settings(out, settings, before, check(settings, out, before), code)
-    has_new_threshold = before is not None and before.threshold != settings.threshold
-    tuned = Tuned({label: {} for label in settings.samplers}, {}, has_new_threshold)
+    data = check(settings, out, before)
+    if before is not None and before.threshold != settings.threshold:
+        # First, as another call would not see that it is new.
+        _give_threshold(below(out, COMPARED), settings.threshold)
+    note_settings(out, settings, before, data, code)
+    tuned = Tuned({label: {} for label in settings.samplers}, {})
     store = RunStore(out)
     jobs = dict[str, Job]()
     for name, grid in settings.grids().items():
@@ -378,22 +379,39 @@ def last_comparison(settings: TuneSettings, tuned: Tuned, folder: Path) -> Compa
         DeltaflError: If it was played with other rates.
     """
     wanted = settings.comparison(tuned.rates)
-    recorded = recorded_settings(folder)
-    if recorded is None:
+    before = _compared(folder)
+    if before is None:
         return wanted
-    cure = f"rename the folder {folder}, and tune again with --resume, which compares anew"
-    before = checked(CompareSettings, recorded, str(folder / "config.toml"), cure)
     for label, now in wanted.rates_of(before.samplers).items():
         old = before.rates_of([label]).get(label, {})
         if old != now:
             raise DeltaflError(
                 f"{folder} compared {label} with {_text_of(old)}, and tuning now finds "
-                f"{_text_of(now)}: {cure}"
+                f"{_text_of(now)}: {_cure(folder)}"
             )
-    stays: Json = {"rounds": before.rounds}
-    if not tuned.has_new_threshold:
-        stays["threshold"] = before.threshold
-    return wanted.model_copy(update=stays)
+    return wanted.model_copy(update={"rounds": before.rounds, "threshold": before.threshold})
+
+
+def _give_threshold(folder: Path, threshold: float | None) -> None:
+    """Note another threshold in a comparison, as ``deltafl compare --resume`` does."""
+    if not folder.exists():
+        return
+    with locked(folder):
+        before = _compared(folder)
+        if before is not None:
+            write_settings(folder, before.model_copy(update={"threshold": threshold}))
+
+
+def _compared(folder: Path) -> CompareSettings | None:
+    """What a comparison was last brought to; None if there is none."""
+    recorded = recorded_settings(folder)
+    if recorded is None:
+        return None
+    return checked(CompareSettings, recorded, str(folder / "config.toml"), _cure(folder))
+
+
+def _cure(folder: Path) -> str:
+    return f"rename the folder {folder}, and tune again with --resume, which compares anew"
 
 
 def _text_of(rates: Rates) -> str:
