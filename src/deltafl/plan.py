@@ -571,7 +571,7 @@ def make_plan(
         facts: Describes the run, for options that depend on it; n and m are filled in.
         more: Other attributes of ``Plan``, and settings of the server's parts: ``average=0.5``,
             ``mime=0.7``, ``clip="median"``, ``server_optimizer="adam"`` (``server/table.py``).
-            Those of the label win.
+            None is as left out. Those of the label win.
 
     Raises:
         DeltaflError: If a name is unknown, or sampler, design, estimator, parts and population do
@@ -615,6 +615,7 @@ def make_plan(
     written = {
         ROW_OF[name].kind.name
         for name, value in settings.items()
+        if value is not None
         if name == ROW_OF[name].kind.name or value != SETTINGS[name].default
     }
     replaced = {part.name for part in own} - written

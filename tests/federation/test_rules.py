@@ -29,7 +29,6 @@ DP = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
         ({"identity": "node"}, "unknown identity 'node'"),
         ({"dp": 3.0}, "dp is 3.0; write DifferentialPrivacy"),
         ({"sampler": "innovation", "dp": DP}, "it learns from replies, and its draws would show"),
-        ({"average": None}, "average is None; it must be in"),
         ({"forget": "client:a"}, "forget is 'client:a'; it must be a list of texts"),
         ({"buffers": None}, "buffers is None; it must be a list of texts"),
         ({"local": "head"}, "local is 'head'; it must be a list of texts"),

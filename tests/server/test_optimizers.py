@@ -24,6 +24,7 @@ from deltafl import (
 )
 from deltafl.server.optimizers import SERVER_OPTIMIZERS, FedExP
 from deltafl.server.part import Step
+from deltafl.server.table import SETTINGS
 
 PLAN = make_plan("full", [1], 1)
 
@@ -125,3 +126,16 @@ def test_server_optimizers_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(DeltaflError, match=re.escape(words)):
         make()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_is_none_is_as_if_it_were_left_out(name: str) -> None:
+    none: dict[str, Any] = {name: None}
+    assert make_plan("uniform", [1] * 4, 2, **none).parts == (Sgd(1.0),)
+    # An object takes its place, as that of what is left out.
+    own = (Momentum(0.3),)
+    assert make_plan("uniform", [1] * 4, 2, parts=own, **none).parts == own
+
+
+def test_a_none_in_a_label_switches_a_part_off() -> None:
+    assert make_plan("uniform+mime=None", [1] * 4, 2, mime=0.5).parts == (Sgd(1.0),)

@@ -73,8 +73,6 @@ class Row(NamedTuple):
             raise DeltaflError(f"{name} is {first!r:.60}; write True or False")
         if setting.values is kind and first is not None:
             raise DeltaflError(f"{name} is {first!r:.60}; write {kind.__name__}(...)")
-        if first is None and setting.default is not None:
-            raise DeltaflError(f"{name} is None; it must be in {setting.values}")
         # What is written out as it is by default makes no part, and no other header of a state.
         if first == setting.default:
             if more:
@@ -216,7 +214,7 @@ IN_TEXT = tuple(
 
 
 def make_parts(given: Mapping[str, Any]) -> tuple[ServerPart, ...]:
-    """The parts that settings make; those that are left out have their defaults.
+    """The parts that settings make; those that are left out, or None, have their defaults.
 
     Raises:
         DeltaflError: If a name is unknown or a value is not allowed.
@@ -228,7 +226,8 @@ def make_parts(given: Mapping[str, Any]) -> tuple[ServerPart, ...]:
     for name in given:
         if name not in SETTINGS:
             raise unknown_name("setting", name, SETTINGS)
-    parts = [row.part(given) for row in ROWS]
+    known = {name: value for name, value in given.items() if value is not None}
+    parts = [row.part(known) for row in ROWS]
     return tuple(part for part in parts if part is not None)
 
 
