@@ -32,6 +32,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..estimators.value import Reader
+from ..scale.stretches import over_stretches
 from ..scale.used_again import new_like
 from ..types import Params
 from .part import PlanOfParts, ServerPart, Step
@@ -77,8 +78,13 @@ class ClientMomentum(ServerPart):
         own: Any,
         step: Step,
     ) -> tuple[Step, Any]:
-        sent_d = self.sent(own, step.round, step.params_d)
-        delta_d = np.add(sent_d, step.delta_d, out=new_like(step.delta_d))
+        delta_d = new_like(step.delta_d)
+
+        def look(part: slice) -> None:
+            sent_b = self.sent(own, step.round, step.params_d, part)
+            np.add(sent_b, step.delta_d[part], out=delta_d[part])
+
+        over_stretches(look, len(delta_d), alone=True)
         return step._replace(delta_d=delta_d), own
 
 
@@ -119,5 +125,9 @@ class Mime(ClientMomentum):
     ) -> MimeState:
         # After clipping and noise: the next round's clients are sent nothing else.
         momentum_d = new_like(own.momentum_d)
-        momentum_d[:] = step.delta_d
+
+        def look(part: slice) -> None:
+            momentum_d[part] = step.delta_d[part]
+
+        over_stretches(look, len(momentum_d), alone=True)
         return MimeState(momentum_d)
