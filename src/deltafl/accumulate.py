@@ -172,7 +172,7 @@ class Accumulator:
         scored = self.reports
         for intake in self._intakes.values():
             scored = intake.scored(scored)
-        following, step = plan.advance(state, self.cohort, scored, estimate_d, variance, known)
+        following, step = plan.advance(state, replies, scored, estimate_d, variance, known)
         # Without a reply only what the state remembers moves the model.
         if len(replies.client_n) and not _all_finite(following.params_d, step.delta_d):
             return self._left_out(replies)

@@ -432,7 +432,7 @@ class Plan(WithRanges):
     def advance(
         self,
         state: RoundState,
-        cohort: Cohort,
+        replies: Replies,
         reports: Reports,
         delta_d: FloatArray,
         variance: float,
@@ -440,6 +440,7 @@ class Plan(WithRanges):
     ) -> tuple[RoundState, Step]:
         """The next state, from an estimate of what clients did without a drift; also the step."""
         own = dict(state.parts)
+        cohort = replies.selected
         step = Step(
             state.counted,
             state.params_d,
@@ -452,8 +453,7 @@ class Plan(WithRanges):
         for part in self.parts:
             step, own[part.name] = part.direction(self, own[part.name], step)
         here_n = reports.responded_n
-        coef_n = self.collect_replies(state, cohort, here_n).coef_n
-        mean_square = float(coef_n @ reports.squared_norm_n[here_n])
+        mean_square = float(replies.coef_n @ reports.squared_norm_n[here_n])
         # As if every update had been shortened as D was.
         step = step._replace(mean_square=step.factor**2 * mean_square)
         moved = self.move(state._replace(parts=own), step)

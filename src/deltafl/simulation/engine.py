@@ -74,6 +74,8 @@ class Engine:
         self.work = work
         self.workers = workers or Workers(1)
         model = new_model(task.make_model, seed)
+        if any(work.has_single(len(rows)) for rows in task.client_rows):
+            check_single(task, model, seed)
         self.parts = task.parts_of(model)
         freeze(model, self.parts)  # the route goes by what has a gradient
         arrays = NamedArrays.of(model).arrays
@@ -89,8 +91,6 @@ class Engine:
                 f"task {task.name!r}: initial_params has shape {self._initial_d.shape}, its model "
                 f"needs {random_d.shape}"
             )
-        if any(work.has_single(len(rows)) for rows in task.client_rows):
-            check_single(task, seed)
         self.route = kept or choose_route(model, task, work, how or Computation())
         self._form = form_of(model, task, work, self.route)
         data = task.dataset

@@ -360,9 +360,9 @@ def _smoke_test(task: Task, seed: int) -> None:
         )
 
 
-def check_single(task: Task, seed: int) -> None:
-    """Check that a task's model and loss take a step on one example: where minibatches have so few,
-    the last of a pass, or of a client that has no more.
+def check_single(task: Task, original: Module, seed: int) -> None:
+    """Check that a copy of a task's model, and its loss, take a step on one example: where
+    minibatches have so few, the last of a pass, or of a client that has no more.
 
     Raises:
         DeltaflError: If they do not, as with normalisation over the minibatch alone.
@@ -372,7 +372,6 @@ def check_single(task: Task, seed: int) -> None:
 
     x, y = first_examples(task, 1)
     with seeded(stream(seed, "model")):
-        original = task.make_model()
         model = copied(original)
         spare_single_values(model)
         try:
