@@ -32,9 +32,9 @@ from deltafl import (
     save_state,
 )
 from deltafl.scale.rows import RowFormat
-from deltafl.simulation.checkpoint import FILE as CHECKPOINT
-from deltafl.simulation.directory import DivergedError, RunDirectory, recorded_settings
-from deltafl.simulation.record import read_run
+from deltafl.simulation.folder.checkpoint import FILE as CHECKPOINT
+from deltafl.simulation.folder.directory import DivergedError, RunDirectory, recorded_settings
+from deltafl.simulation.folder.record import read_run
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.store.sealed import read_sealed, write_sealed

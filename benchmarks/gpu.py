@@ -41,6 +41,7 @@ import torch
 from branches import branched_forward
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.parallel.workers import Workers
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training import batched
 from deltafl.simulation.training.route import (
@@ -51,7 +52,6 @@ from deltafl.simulation.training.route import (
     product_precision,
 )
 from deltafl.simulation.training.serial import LocalWork, minibatches, train_serial
-from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
 from deltafl.tasks import find_task, make_task
 from deltafl.tasks.base import Task

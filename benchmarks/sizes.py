@@ -28,8 +28,8 @@ import numpy as np
 
 from deltafl.analysis import mean_interval
 from deltafl.simulation import RunSettings, environment, make_settings
-from deltafl.simulation.record import Job, RunRecord, RunStore
-from deltafl.simulation.sweep import run_jobs
+from deltafl.simulation.folder.record import Job, RunRecord, RunStore
+from deltafl.simulation.parallel.sweep import run_jobs
 from deltafl.tasks import import_tasks
 from deltafl.types import FloatArray
 

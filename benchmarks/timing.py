@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from deltafl.simulation import environment
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.parallel.workers import Workers
 from deltafl.simulation.training.fast import keep_freed_memory
 from deltafl.simulation.training.serial import LocalWork
-from deltafl.simulation.workers import Workers
 from deltafl.tasks.base import Task
 
 Round = Callable[[], object]

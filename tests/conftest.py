@@ -99,11 +99,11 @@ def _pictures_are_for_those_who_look(
     thorough = request.config.getoption("--thorough")
     if not thorough and request.node.get_closest_marker("drawn") is None:
         monkeypatch.setattr(
-            "deltafl.simulation.comparison.draw_plots",
+            "deltafl.simulation.comparisons.comparison.draw_plots",
             lambda runs, summary, folder: write_atomically(Path(folder) / "loss.png", b""),
         )
         monkeypatch.setattr(
-            "deltafl.simulation.comparison.write_report",
+            "deltafl.simulation.comparisons.comparison.write_report",
             lambda parts, path, title: write_atomically(Path(path), b""),
         )
         monkeypatch.setattr("deltafl.analysis.plots.small_png", lambda figure: b"")

@@ -117,6 +117,22 @@ def test_there_is_no_circle_of_imports() -> None:
     assert not graph
 
 
+def test_the_packages_of_the_simulation_import_in_one_direction() -> None:
+    """Among themselves; modules of one run, beside them, use and are used by most."""
+    root = "deltafl.simulation"
+    graph: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        if package_of(name).startswith(f"{root}."):
+            others = imports(path, package_of(name), everywhere=True)
+            packages = {package_of(other) for other in others if other in MODULES}
+            packages = {other for other in packages if other.startswith(f"{root}.")}
+            graph.setdefault(package_of(name), set()).update(packages - {package_of(name)})
+    assert len(graph) > 5
+    while free := {name for name, others in graph.items() if not others & graph.keys()}:
+        graph = {name: others for name, others in graph.items() if name not in free}
+    assert not graph
+
+
 def test_reproduction_uses_the_public_interface() -> None:
     wrong = set()
     for path in sorted((ROOT / "reproduction").rglob("*.py")):
@@ -135,8 +151,8 @@ def test_reproduction_uses_the_public_interface() -> None:
 _WRITERS = {
     "echo": {"deltafl.cli.common"},
     "secho": set[str](),
-    "print": {"deltafl.analysis.narrow", "deltafl.simulation.comparison"},
-    "Console": {"deltafl.analysis.narrow", "deltafl.simulation.progress"},
+    "print": {"deltafl.analysis.narrow", "deltafl.simulation.comparisons.comparison"},
+    "Console": {"deltafl.analysis.narrow", "deltafl.simulation.view.progress"},
     "Text": {"deltafl.analysis.narrow", "deltafl.analysis.table"},  # the latter an empty line
     "from_markup": set[str](),
     "getLogger": {"deltafl.errors"},
@@ -162,7 +178,7 @@ def test_seconds_are_compared_by_a_clock_that_does_not_jump() -> None:
     """The wall clock only names a folder, says when a tracker got a number, and how old a file is."""
     read = [path.stem for path in modules().values() if "time.time(" in path.read_text()]
     named = [path.stem for path in modules().values() if "datetime.now(" in path.read_text()]
-    assert (read, named) == (["seen", "tracking"], ["directory"])
+    assert (read, named) == (["tracking", "seen"], ["directory"])
 
 
 _WORDS = """
@@ -206,11 +222,11 @@ SAFE = {
     "deltafl.simulation.oracle TemporaryFile": "a file without a name",
     "deltafl.simulation.oracle posix_fallocate": "a file without a name",
     "deltafl.simulation.oracle memmap": "a file without a name",
-    "deltafl.simulation.elsewhere replace": "a name is replaced, no link followed",
-    "deltafl.simulation.elsewhere rmdir": "an empty folder, no link",
-    "deltafl.simulation.elsewhere symlink_to": "in a new folder that nobody else can name",
-    "deltafl.simulation.directory rmdir": "an empty folder, no link",
-    "deltafl.simulation.sweep rmdir": "an empty folder, no link",
+    "deltafl.simulation.parallel.elsewhere replace": "a name is replaced, no link followed",
+    "deltafl.simulation.parallel.elsewhere rmdir": "an empty folder, no link",
+    "deltafl.simulation.parallel.elsewhere symlink_to": "in a new folder that nobody else can name",
+    "deltafl.simulation.folder.directory rmdir": "an empty folder, no link",
+    "deltafl.simulation.parallel.sweep rmdir": "an empty folder, no link",
     "deltafl.federation.saved replace": "a name is replaced, no link followed",
     "deltafl.federation.saved link": "a second name of a file of the store",
 }

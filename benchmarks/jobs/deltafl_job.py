@@ -11,9 +11,9 @@ from work import TOKENS, mark, read
 
 from deltafl import Plan, close_round, init_round, make_sampler, open_round
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.parallel.workers import Workers
 from deltafl.simulation.training.route import Computation
 from deltafl.simulation.training.serial import LocalWork
-from deltafl.simulation.workers import Workers
 from deltafl.tasks.base import Task
 from deltafl.tasks.dataset import Dataset
 from deltafl.tasks.losses import cross_entropy

@@ -60,11 +60,11 @@ from .server.optimizers import make_server_optimizer as make_server_optimizer
 from .server.part import ServerPart as ServerPart
 from .server.part import Step as Step
 from .server.privacy import DifferentialPrivacy as DifferentialPrivacy
-from .simulation.comparison import Comparison as Comparison
-from .simulation.python import compare as compare
-from .simulation.python import load as load
-from .simulation.python import plan_for as plan_for
-from .simulation.python import tune as tune
+from .simulation.comparisons.comparison import Comparison as Comparison
+from .simulation.comparisons.python import compare as compare
+from .simulation.comparisons.python import load as load
+from .simulation.comparisons.python import plan_for as plan_for
+from .simulation.comparisons.python import tune as tune
 from .streams import stream as stream
 from .tasks.metrics import Metric as Metric
 from .types import Broadcast as Broadcast

@@ -21,7 +21,7 @@ from deltafl.analysis.report import Part, client_tables, write_report
 from deltafl.analysis.statistics import fairness_of, worst_tenth
 from deltafl.analysis.verdict import headline
 from deltafl.errors import MissingExtraError
-from deltafl.simulation.comparison import command_of
+from deltafl.simulation.comparisons.comparison import command_of
 from deltafl.simulation.settings import CompareSettings, make_settings
 from deltafl.types import Judge
 from tools.runs import make_run, runs_of

@@ -16,8 +16,8 @@ import pytest
 
 from deltafl.analysis import Summary, summarise
 from deltafl.analysis.report import Part, write_report
-from deltafl.simulation.live import Picture
-from deltafl.simulation.live import page as watch_page
+from deltafl.simulation.view.live import Picture
+from deltafl.simulation.view.live import page as watch_page
 from deltafl.types import Judge
 from tools.runs import runs_of
 

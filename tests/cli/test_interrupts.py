@@ -11,7 +11,7 @@ import typer
 
 from deltafl.cli.common import interruptible
 from deltafl.cli.main import run_app
-from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.folder.directory import RunDirectory
 from tools.cli import deltafl_here
 
 #: Python reads it before anything else: Ctrl-C comes as a module is looked for. A text that is

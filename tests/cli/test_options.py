@@ -10,7 +10,7 @@ import pytest
 
 from deltafl.cli.options import Given, settings_from
 from deltafl.errors import DeltaflError
-from deltafl.simulation.directory import write_header
+from deltafl.simulation.folder.directory import write_header
 from deltafl.simulation.settings import CompareSettings, RunSettings, Settings, make_settings
 
 RUN = RunSettings

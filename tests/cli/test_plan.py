@@ -11,10 +11,10 @@ from deltafl.analysis.advice import Advice
 from deltafl.analysis.forecast import Forecast
 from deltafl.analysis.prices import Prices
 from deltafl.analysis.statistics import Interval
-from deltafl.simulation.directory import RunDirectory, recorded_settings
-from deltafl.simulation.foreseen import read_plan
-from deltafl.simulation.live import _row, picture
-from deltafl.simulation.seen import run_at
+from deltafl.simulation.folder.directory import RunDirectory, recorded_settings
+from deltafl.simulation.view.foreseen import read_plan
+from deltafl.simulation.view.live import _row, picture
+from deltafl.simulation.view.seen import run_at
 from tools.cli import deltafl_here
 
 SMALL = (

@@ -16,8 +16,8 @@ import pytest
 
 import deltafl as dl
 from deltafl.simulation import RunDirectory, RunSettings, make_settings, run_single
-from deltafl.simulation.live import _remarks, page, picture
-from deltafl.simulation.seen import Seen
+from deltafl.simulation.view.live import _remarks, page, picture
+from deltafl.simulation.view.seen import Seen
 from tools.cli import deltafl_here
 from tools.names import NAMES, is_plain
 from tools.serving import serve

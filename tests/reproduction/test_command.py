@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.record import read_record
+from deltafl.simulation.folder.record import read_record
 from reproduction import cli
 from reproduction import index as index_module
 from reproduction.index import write_index

@@ -9,12 +9,12 @@ import pytest
 from deltafl.audit import audit
 from deltafl.cli.audit import subject_of
 from deltafl.round import init_round
+from deltafl.simulation.folder.record import measured_columns
 from deltafl.simulation.oracle import SimulatedOracle
-from deltafl.simulation.record import measured_columns
+from deltafl.simulation.parallel.sweep import run_jobs
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
-from deltafl.simulation.sweep import run_jobs
 from reproduction.probe import EVERYONE, Probe, measure_everyone
 from reproduction.records import PackedRuns
 from reproduction.spec import load_experiment

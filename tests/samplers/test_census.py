@@ -27,9 +27,9 @@ from deltafl.estimators.sketch import count_sketch
 from deltafl.estimators.two_bits import norms
 from deltafl.samplers.census import output_layer
 from deltafl.simulation import make_settings, run_single
-from deltafl.simulation.checkpoint import read_checkpoint
-from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.folder.checkpoint import read_checkpoint
+from deltafl.simulation.folder.directory import RunDirectory
 from deltafl.simulation.settings import RunSettings
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import make_task

@@ -37,7 +37,7 @@ from deltafl.scale.rows import (
     to_bfloat16,
     together,
 )
-from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.folder.directory import RunDirectory
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.store.room import free_ram, human

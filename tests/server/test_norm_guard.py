@@ -19,7 +19,7 @@ from deltafl import (
 from deltafl.scale.named_arrays import named_arrays
 from deltafl.server.norm_guard import GuardState
 from deltafl.server.table import make_parts
-from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.folder.directory import RunDirectory
 from deltafl.simulation.settings import RunSettings
 from deltafl.types import RoundInfo
 

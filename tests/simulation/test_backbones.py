@@ -16,8 +16,8 @@ from deltafl.estimators.table import find_estimator
 from deltafl.round import close_round, init_round, open_round
 from deltafl.server.optimizers import FedExP
 from deltafl.server.part import Step
-from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.folder.directory import RunDirectory
 from deltafl.simulation.oracle import SimulatedOracle
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings

@@ -24,9 +24,14 @@ from deltafl import (
 )
 from deltafl.scale.named_arrays import named_arrays
 from deltafl.server.optimizers import make_server_optimizer
-from deltafl.simulation.checkpoint import change_checkpoint, read_checkpoint
-from deltafl.simulation.directory import DivergedError, RunDirectory, locked, recorded_settings
-from deltafl.simulation.record import read_run
+from deltafl.simulation.folder.checkpoint import change_checkpoint, read_checkpoint
+from deltafl.simulation.folder.directory import (
+    DivergedError,
+    RunDirectory,
+    locked,
+    recorded_settings,
+)
+from deltafl.simulation.folder.record import read_run
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.store.lines import append_line

@@ -18,16 +18,16 @@ from conftest import population_of
 from deltafl.analysis import remarks
 from deltafl.cli.main import app
 from deltafl.server.watch import Watch
-from deltafl.simulation.callback import RoundDone
-from deltafl.simulation.comparing import run_comparison
-from deltafl.simulation.directory import DivergedError
-from deltafl.simulation.divergence import likely_cause
+from deltafl.simulation.callbacks.callback import RoundDone
+from deltafl.simulation.callbacks.divergence import likely_cause
+from deltafl.simulation.callbacks.watching import watch_over
+from deltafl.simulation.comparisons.comparing import run_comparison
+from deltafl.simulation.folder.directory import DivergedError
+from deltafl.simulation.folder.record import RunStore
 from deltafl.simulation.judged import Evaluation, Judged
-from deltafl.simulation.record import RunStore
+from deltafl.simulation.parallel.sweep import RoundReader
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, task_of
-from deltafl.simulation.sweep import RoundReader
-from deltafl.simulation.watching import watch_over
 from deltafl.store import plain_json
 from deltafl.types import RejectedReply, RoundInfo
 from reproduction.measures import accuracy, late_loss

@@ -21,9 +21,9 @@ import deltafl
 from deltafl.calls import Named
 from deltafl.cli.main import app, run_app
 from deltafl.errors import DeltaflError, MissingExtraError
-from deltafl.simulation import elsewhere
-from deltafl.simulation.executors import named_executor
-from deltafl.simulation.processes import JobError, Packer, unpacked
+from deltafl.simulation.parallel import elsewhere
+from deltafl.simulation.parallel.executors import named_executor
+from deltafl.simulation.parallel.processes import JobError, Packer, unpacked
 from deltafl.tasks import registry
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "seeds": 1, "progress": False, "report": False}
@@ -548,7 +548,7 @@ def test_submitit_leaves_the_logging_of_a_program_alone(tmp_path: Path) -> None:
         """
 import logging, os, sys
 from pathlib import Path
-from deltafl.simulation.executors import named_executor
+from deltafl.simulation.parallel.executors import named_executor
 
 handler = logging.FileHandler("log")
 logging.basicConfig(handlers=[handler], level="INFO")

@@ -23,9 +23,9 @@ from torch.nn.functional import cross_entropy
 from deltafl.errors import DeltaflError
 from deltafl.plan import NO_REST
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.processes import Processes
+from deltafl.simulation.parallel.processes import Processes
+from deltafl.simulation.parallel.workers import Recipe, Workers
 from deltafl.simulation.training.serial import LocalWork
-from deltafl.simulation.workers import Recipe, Workers
 from deltafl.tasks.base import Task
 from deltafl.tasks.dataset import Dataset
 from deltafl.types import IntArray, Params

@@ -15,10 +15,10 @@ import pytest
 import deltafl
 from deltafl import DeltaflError
 from deltafl.simulation import export_model
-from deltafl.simulation.record import UNFINISHED, Job
+from deltafl.simulation.folder.record import UNFINISHED, Job
+from deltafl.simulation.parallel.sweep import run_jobs
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.sweep import run_jobs
 from deltafl.store.sealed import read_sealed
 from tools.places import FAULTS, KilledError, failing
 from tools.serving import serve
@@ -119,7 +119,7 @@ def test_every_place_fails_in_a_sentence_and_goes_on(
 ) -> None:
     play = PLAYS[name]
     # They are written as the other files are, and take a second.
-    monkeypatch.setattr("deltafl.simulation.comparison.draw_plots", lambda *_: None)
+    monkeypatch.setattr("deltafl.simulation.comparisons.comparison.draw_plots", lambda *_: None)
     (tmp_path / "whole").mkdir()
     if name == "export":
         run(tmp_path / "whole")

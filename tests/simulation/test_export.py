@@ -23,8 +23,8 @@ from deltafl.simulation import (
     run_single,
     task_of,
 )
-from deltafl.simulation.checkpoint import FILE
-from deltafl.simulation.directory import CENSUS, SUSPECT
+from deltafl.simulation.folder.checkpoint import FILE
+from deltafl.simulation.folder.directory import CENSUS, SUSPECT
 from deltafl.simulation.rest import Rest
 from deltafl.store.sealed import read_sealed, write_sealed
 

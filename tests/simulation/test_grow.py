@@ -11,14 +11,14 @@ from safetensors.numpy import load_file
 from deltafl.analysis import Summary
 from deltafl.errors import DeltaflError
 from deltafl.samplers.label import spelled
-from deltafl.simulation import continuing
-from deltafl.simulation.comparing import run_comparison
-from deltafl.simulation.comparison import joined
-from deltafl.simulation.continuing import continued
-from deltafl.simulation.directory import RunDirectory
-from deltafl.simulation.pilot import PlanSettings
+from deltafl.simulation.comparisons.comparing import run_comparison
+from deltafl.simulation.comparisons.comparison import joined
+from deltafl.simulation.comparisons.pilot import PlanSettings
+from deltafl.simulation.comparisons.tune import TuneSettings
+from deltafl.simulation.folder import continuing
+from deltafl.simulation.folder.continuing import continued
+from deltafl.simulation.folder.directory import RunDirectory
 from deltafl.simulation.settings import CompareSettings, RunSettings, grown, make_settings
-from deltafl.simulation.tune import TuneSettings
 from tools.cli import deltafl_here
 from tools.simulation import TINY, StopError, lines_of, quiet, reseal, run
 

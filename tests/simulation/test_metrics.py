@@ -19,9 +19,9 @@ from deltafl.analysis import Run, headline, summarise
 from deltafl.analysis.summary import ranked
 from deltafl.calls import Named
 from deltafl.simulation import RunSettings, engine_of, make_settings
+from deltafl.simulation.comparisons.tune import TuneSettings
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.record import require_own_columns
-from deltafl.simulation.tune import TuneSettings
+from deltafl.simulation.folder.record import require_own_columns
 from deltafl.tasks import (
     Dataset,
     Task,

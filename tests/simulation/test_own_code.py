@@ -22,9 +22,9 @@ from torch import nn
 import deltafl
 from deltafl.calls import Named
 from deltafl.errors import DeltaflError
-from deltafl.simulation.behaviour import behaviour_of
 from deltafl.simulation.describe import UnknownError, describe
-from deltafl.simulation.own_code import Code, code_of
+from deltafl.simulation.folder.behaviour import behaviour_of
+from deltafl.simulation.folder.own_code import Code, code_of
 from deltafl.store.own_python import forget_edited, imported, load_named
 from deltafl.tasks import Dataset, Task
 from deltafl.tasks.losses import cross_entropy

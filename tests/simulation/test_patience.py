@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deltafl as dl
-from deltafl.simulation.directory import StopRun
+from deltafl.simulation.callbacks.evaluation import Patience
+from deltafl.simulation.comparisons.tune import TuneSettings
 from deltafl.simulation.distributed import ALONE
-from deltafl.simulation.evaluation import Patience
+from deltafl.simulation.folder.directory import StopRun
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.tune import TuneSettings
 from deltafl.types import Judge
 from tools.simulation import TINY, StopError, lines_of, quiet, run, stop_after
 

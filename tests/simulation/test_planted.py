@@ -16,10 +16,10 @@ import pytest
 import deltafl
 from deltafl import DeltaflError
 from deltafl.simulation import export_model
-from deltafl.simulation.record import Job
+from deltafl.simulation.folder.record import Job
+from deltafl.simulation.parallel.sweep import run_jobs
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.sweep import run_jobs
 from tools.serving import serve
 from tools.simulation import StopError, quiet, stop_after
 

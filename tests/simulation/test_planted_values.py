@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import deltafl
 from deltafl.cli.main import app, run_app
 from deltafl.simulation import RunSettings, export_model, make_settings
-from deltafl.simulation.checkpoint import FILE
-from deltafl.simulation.record import Job, RunStore
+from deltafl.simulation.folder.checkpoint import FILE
+from deltafl.simulation.folder.record import Job, RunStore
 from deltafl.store.sealed import read_sealed, write_sealed
 from tools.simulation import reseal, run_job
 

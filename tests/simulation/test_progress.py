@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from deltafl.simulation import progress
-from deltafl.simulation.progress import Progress, sweep_progress
+from deltafl.simulation.view import progress
+from deltafl.simulation.view.progress import Progress, sweep_progress
 
 
 class Cell:

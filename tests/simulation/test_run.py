@@ -22,15 +22,15 @@ from torch import nn
 from deltafl import compare
 from deltafl.analysis.statistics import fairness_of
 from deltafl.errors import DeltaflError
-from deltafl.simulation.callback import Callback, LiveRun, PlayedRound
-from deltafl.simulation.comparing import run_comparison
-from deltafl.simulation.directory import RunDirectory, refusals
+from deltafl.simulation.callbacks.callback import Callback, LiveRun, PlayedRound
+from deltafl.simulation.comparisons.comparing import run_comparison
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.progress import Progress
-from deltafl.simulation.record import read_run
+from deltafl.simulation.folder.directory import RunDirectory, refusals
+from deltafl.simulation.folder.record import read_run
 from deltafl.simulation.run import begin, run_experiment, run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
+from deltafl.simulation.view.progress import Progress
 from deltafl.tasks import Dataset, Task, cross_entropy
 from tools.simulation import TINY, StopError, lines_of, quiet, reseal, stop_after
 from tools.simulation import run as run_of
@@ -269,7 +269,7 @@ def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(
         if progress.runs_done == 4 and progress.rounds_done > 4 * 6:
             raise StopError
 
-    monkeypatch.setattr("deltafl.simulation.sweep._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("deltafl.simulation.parallel.sweep._POLL_SECONDS", 0.0)
     with pytest.raises(StopError):
         run_comparison(settings, tmp_path / "out", stop)
     summary = run_comparison(settings, tmp_path / "out", quiet, processes=2).numbers

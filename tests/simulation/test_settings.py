@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deltafl import DeltaflError, Population, PracDelta
-from deltafl.simulation.pilot import PlanSettings
+from deltafl.simulation.comparisons.pilot import PlanSettings
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.tasks.own import registered_spec
 

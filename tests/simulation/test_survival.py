@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from deltafl import DeltaflError
-from deltafl.simulation.checkpoint import change_checkpoint
-from deltafl.simulation.directory import RunDirectory, recorded_settings
+from deltafl.simulation.folder.checkpoint import change_checkpoint
+from deltafl.simulation.folder.directory import RunDirectory, recorded_settings
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from tools.simulation import TINY, StopError, quiet, stop_after

@@ -18,11 +18,9 @@ import pytest
 from filelock import FileLock
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.callback import RoundDone
-from deltafl.simulation.directory import RunDirectory
-from deltafl.simulation.processes import Processes
-from deltafl.simulation.progress import Progress
-from deltafl.simulation.record import (
+from deltafl.simulation.callbacks.callback import RoundDone
+from deltafl.simulation.folder.directory import RunDirectory
+from deltafl.simulation.folder.record import (
     UNFINISHED,
     Job,
     RunRecord,
@@ -32,10 +30,12 @@ from deltafl.simulation.record import (
     record_of,
     write_record,
 )
+from deltafl.simulation.parallel.processes import Processes
+from deltafl.simulation.parallel.sweep import Player, play_jobs, rounds_played
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
-from deltafl.simulation.sweep import Player, play_jobs, rounds_played
+from deltafl.simulation.view.progress import Progress
 from reproduction.records import PackedRuns
 from reproduction.spec import Experiment, parse_experiment
 from reproduction.sweeps import make_sweep, records_of, run_sweep

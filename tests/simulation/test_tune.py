@@ -29,10 +29,10 @@ from deltafl.simulation import (
     read_record,
     tune_rates,
 )
-from deltafl.simulation.directory import RunDirectory
-from deltafl.simulation.live import picture
+from deltafl.simulation.comparisons.tune import Tuned, last_comparison
+from deltafl.simulation.folder.directory import RunDirectory
 from deltafl.simulation.settings import grown
-from deltafl.simulation.tune import Tuned, last_comparison
+from deltafl.simulation.view.live import picture
 from tools.cli import deltafl_here
 
 RateScore = Callable[[str, float], Score | None]

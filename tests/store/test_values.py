@@ -9,7 +9,7 @@ import pytest
 
 from deltafl import DeltaflError
 from deltafl.analysis.summary import read_summary
-from deltafl.simulation.record import read_record
+from deltafl.simulation.folder.record import read_record
 from deltafl.store import checked, read_json, read_text, read_toml
 from reproduction import running
 from reproduction.index import write_index

@@ -21,7 +21,7 @@ from scipy.sparse import csr_matrix
 
 from deltafl import DeltaflError
 from deltafl.cli.experiments import _explained
-from deltafl.simulation.comparing import run_comparison
+from deltafl.simulation.comparisons.comparing import run_comparison
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import task_of

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.comparing import run_comparison
+from deltafl.simulation.comparisons.comparing import run_comparison
 from deltafl.simulation.settings import CompareSettings, make_settings
 from deltafl.store.own_python import forget_edited
 from deltafl.streams import stream

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation import oracle
-from deltafl.simulation.callback import RoundDone
+from deltafl.simulation.callbacks.callback import RoundDone
 from deltafl.simulation.distributed import ProcessGroup, joined_processes
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings

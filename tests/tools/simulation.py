@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deltafl.simulation.callback import RoundDone
-from deltafl.simulation.checkpoint import change_checkpoint, read_checkpoint
-from deltafl.simulation.directory import RunDirectory
-from deltafl.simulation.record import Job
+from deltafl.simulation.callbacks.callback import RoundDone
+from deltafl.simulation.folder.checkpoint import change_checkpoint, read_checkpoint
+from deltafl.simulation.folder.directory import RunDirectory
+from deltafl.simulation.folder.record import Job
+from deltafl.simulation.parallel.sweep import run_jobs
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.sweep import run_jobs
 from deltafl.store.lines import seal_of
 
 TINY = {

@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from ..simulation.progress import sweep_progress
+    from ..simulation.view.progress import sweep_progress
     from .common import Out, interruptible
     from .main import main, run_app
 except KeyboardInterrupt:  # programs alone import this, and loading takes half a second

@@ -19,10 +19,19 @@ from ..analysis.table import comparison_table
 from ..analysis.verdict import bias_remark
 from ..errors import DeltaflError, log, printable
 from ..server.table import sized_by
-from ..simulation.callback import OnRound, RoundDone
-from ..simulation.comparing import require_no_others, run_comparison
-from ..simulation.comparison import joined
-from ..simulation.directory import (
+from ..simulation.callbacks.callback import OnRound, RoundDone
+from ..simulation.callbacks.tracking import TRACKERS, tracker
+from ..simulation.comparisons.comparing import require_no_others, run_comparison
+from ..simulation.comparisons.comparison import joined
+from ..simulation.comparisons.pilot import PlanSettings, play_pilot
+from ..simulation.comparisons.tune import (
+    NothingLearntError,
+    TuneSettings,
+    last_comparison,
+    tune_rates,
+)
+from ..simulation.distributed import ProcessGroup, joined_processes, refuse_processes
+from ..simulation.folder.directory import (
     COMPARED,
     DivergedError,
     RunDirectory,
@@ -30,15 +39,11 @@ from ..simulation.directory import (
     recorded_settings,
     refusals,
 )
-from ..simulation.distributed import ProcessGroup, joined_processes, refuse_processes
-from ..simulation.executors import EXECUTORS, named_executor
-from ..simulation.pilot import PlanSettings, play_pilot
-from ..simulation.progress import OnProgress, Progress, sweep_progress
-from ..simulation.record import judges_of
+from ..simulation.folder.record import judges_of
+from ..simulation.parallel.executors import EXECUTORS, named_executor
+from ..simulation.parallel.sweep import count_processes
 from ..simulation.settings import CompareSettings, RunSettings, Settings
-from ..simulation.sweep import count_processes
-from ..simulation.tracking import TRACKERS, tracker
-from ..simulation.tune import NothingLearntError, TuneSettings, last_comparison, tune_rates
+from ..simulation.view.progress import OnProgress, Progress, sweep_progress
 from ..store.files import below
 from ..store.own_python import files_named
 from ..types import ACCURACY, LOSS, Judge

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..simulation.provenance import report
+from ..simulation.folder.provenance import report
 from .common import say
 
 app = typer.Typer(rich_markup_mode=None)

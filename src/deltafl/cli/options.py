@@ -16,8 +16,8 @@ from typer.core import TyperCommand
 
 from ..errors import DeltaflError, log, near_names
 from ..server.table import IN_TEXT, ROW_OF
-from ..simulation.directory import RunDirectory, began_by, new_folder, recorded_settings
-from ..simulation.own_code import where_it_began
+from ..simulation.folder.directory import RunDirectory, began_by, new_folder, recorded_settings
+from ..simulation.folder.own_code import where_it_began
 from ..simulation.settings import (
     TASK_DEFAULTS,
     UNION,

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import typer
 
 from ..errors import DeltaflError
-from ..simulation.processes import failure_of
+from ..simulation.parallel.processes import failure_of
 from ..tasks.own import own_code_error
 
 

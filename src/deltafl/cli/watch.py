@@ -11,8 +11,8 @@ from rich.live import Live
 
 from ..analysis.narrow import NarrowTable, console, plain, show
 from ..errors import DeltaflError
-from ..simulation.foreseen import Foreseen, read_plan
-from ..simulation.live import Picture, page, picture
+from ..simulation.view.foreseen import Foreseen, read_plan
+from ..simulation.view.live import Picture, page, picture
 from ..store.files import write_atomically
 from .common import interruptible, path_name, say
 

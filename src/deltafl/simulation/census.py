@@ -14,10 +14,10 @@ from ..plan import Plan, RoundState
 from ..samplers.census import output_layer
 from ..streams import stream
 from ..types import Cohort, FloatArray, Json, Params, RoundInfo
-from .callback import LiveRun, PlayedRound, Stopwatch
-from .directory import RunDirectory
+from .callbacks.callback import LiveRun, PlayedRound, Stopwatch
 from .distributed import ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine
+from .folder.directory import RunDirectory
 from .oracle import BYTES_OF_CODE
 
 

@@ -11,9 +11,9 @@ from ..server.first_round import FirstRound
 from ..store.room import free_ram, human
 from ..tasks.base import Task
 from ..types import Json
-from .directory import RunDirectory
 from .engine import BYTES_PER_PARAMETER, Engine
-from .record import require_own_columns
+from .folder.directory import RunDirectory
+from .folder.record import require_own_columns
 from .schedules import factors_of
 from .settings import CompareSettings, RunSettings
 from .setup import data_of, engine_for, filled_in, plan_of, population_of, task_of

@@ -23,13 +23,13 @@ from ..tasks.dataset import Dataset
 from ..tasks.metrics import Look, outputs, right
 from ..types import FloatArray, IntArray, Params, Reports
 from .judged import Evaluation, Judged
+from .parallel.workers import Recipe, Workers
 from .rest import RestOfModel
 from .runner import ClientRunner, new_model
 from .training import torch
 from .training.route import Computation, Route, choose_route, form_of
 from .training.serial import LocalResult, LocalWork
 from .training.tensors import freeze
-from .workers import Recipe, Workers
 
 BYTES_PER_PARAMETER = 4  # float32
 _NONE = np.zeros(0)

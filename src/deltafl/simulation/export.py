@@ -14,9 +14,9 @@ from ..store.own_python import only, working_in
 from ..store.sealed import write_sealed
 from ..store.values import checked
 from ..types import Params
-from .checkpoint import FILE
-from .directory import CENSUS, SUSPECT, RunDirectory, recorded_settings
-from .own_code import where_it_began
+from .folder.checkpoint import FILE
+from .folder.directory import CENSUS, SUSPECT, RunDirectory, recorded_settings
+from .folder.own_code import where_it_began
 from .rest import RestOfModel, local_rows
 from .runner import new_model
 from .settings import RunSettings

@@ -22,27 +22,27 @@ from ..streams import stream
 from ..tasks.base import Task
 from ..tasks.draws import seeded
 from ..types import BoolArray, Cohort, Json, RejectedReply, RoundInfo, is_ours
-from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
+from .callbacks.callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
+from .callbacks.evaluation import Evaluation, Patience, Threshold
+from .callbacks.own_rules import OwnCallback, Yours, copies, own_callbacks
+from .callbacks.recording import Checkpoints, Recording
+from .callbacks.watching import Watching, watch_over
 from .census import Asked, ask_everyone
 from .checking import check_memory, require_same_sampler
-from .continuing import continued
-from .directory import DivergedError, RunDirectory, StopRun, locked
 from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
-from .evaluation import Evaluation, Patience, Threshold
+from .folder.continuing import continued
+from .folder.directory import DivergedError, RunDirectory, StopRun, locked
+from .folder.own_code import Code
+from .folder.provenance import PACKAGES
+from .folder.record import Job, RunStore, record_of, require_own_columns, write_record
 from .oracle import SimulatedOracle
-from .own_code import Code
-from .own_rules import OwnCallback, Yours, copies, own_callbacks
-from .provenance import PACKAGES
-from .record import Job, RunStore, record_of, require_own_columns, write_record
-from .recording import Checkpoints, Recording
+from .parallel.sweep import ORPHAN_SECONDS, Player
+from .parallel.workers import Workers
 from .rest import bytes_sent, local_rows
 from .settings import RunSettings
 from .setup import data_of, engine_for, engine_of, filled_in, plan_of, population_of
-from .sweep import ORPHAN_SECONDS, Player
 from .training.route import keep_route, kept_route
-from .watching import Watching, watch_over
-from .workers import Workers
 from .world import World
 
 _NO_TIME = {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0}

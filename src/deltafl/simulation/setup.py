@@ -22,15 +22,15 @@ from ..tasks.checks import check_task
 from ..tasks.own import is_own, is_table
 from ..tasks.registry import make_task
 from ..types import Json, Population, is_ours
-from .behaviour import behaviour_of
 from .conditions import costs_of
 from .engine import Engine
+from .folder.behaviour import behaviour_of
+from .parallel.workers import Workers
 from .schedules import factors_of
 from .settings import OF_SERVER, RunSettings
 from .training.route import Computation, Route, kept_route
 from .training.serial import LocalWork
 from .twins import with_twins
-from .workers import Workers
 from .world import World, tables_of
 
 T = TypeVar("T")

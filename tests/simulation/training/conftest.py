@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deltafl.simulation.workers import one_thread
+from deltafl.simulation.parallel.workers import one_thread
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from batch_tools import CLASSES, DEVICES, ROUTES, SIZES, WORKS, engine_of, task_of
 from deltafl.simulation import setup
-from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.folder.directory import RunDirectory
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.serial import losses_of

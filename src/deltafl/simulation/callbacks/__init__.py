@@ -1,0 +1,1 @@
+"""What follows each round of a run: one protocol (``callback.py``), one file for each concern."""

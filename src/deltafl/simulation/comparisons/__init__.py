@@ -1,0 +1,1 @@
+"""Many runs beside each other: comparisons, learning rates, pilots, and how Python calls them."""
