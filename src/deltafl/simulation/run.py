@@ -35,9 +35,8 @@ from .folder.continuing import continued
 from .folder.directory import DivergedError, RunDirectory, StopRun, locked
 from .folder.own_code import Code
 from .folder.provenance import PACKAGES
-from .folder.record import Job, RunStore, record_of, require_own_columns, write_record
+from .folder.record import Job, require_own_columns
 from .oracle import SimulatedOracle
-from .parallel.sweep import ORPHAN_SECONDS, Player
 from .parallel.workers import Workers
 from .rest import bytes_sent, local_rows
 from .settings import RunSettings
@@ -372,28 +371,22 @@ def begin(
         directory.save_settings(settings)
 
 
-def play_job(player: Player, job: Job, on_round: OnRound) -> None:
-    """Play a job in this process, from its last checkpoint if there is one."""
-    directory = RunDirectory(player.place(job))
+def play_job(
+    job: Job,
+    directory: RunDirectory,
+    sweep: Path,
+    on_round: OnRound,
+    code: Code | None,
+) -> Task:
+    """Play a job in this process, from its last checkpoint if there is one: a run of a sweep whose
+    folder is ``sweep``. Its task.
+    """
     engine = engine_for(job.settings, directory.path)
-    check_memory(job.settings, engine, player.folder)
-    if player.code is not None:
-        player.code.require_same_files(player.folder)
-    with locked(directory.path, ORPHAN_SECONDS):
-        begin(directory, job.settings, engine.task, player.code)
-        with suppress(DivergedError):  # the last line has the reason
-            run_experiment(
-                job.settings,
-                engine,
-                directory,
-                on_round,
-                callbacks=copies(job.callbacks),
-            )
-        # The record first: a kill between the two leaves a folder, which the next start clears.
-        if not player.keep_folders:
-            write_record(
-                record_of(job, directory, engine.task),
-                RunStore(player.folder).path(job),
-            )
-    if not player.keep_folders:
-        player.clear(job)
+    check_memory(job.settings, engine, sweep)
+    if code is not None:
+        code.require_same_files(sweep)
+    task: Task = engine.task
+    begin(directory, job.settings, task, code)
+    with suppress(DivergedError):  # the last line has the reason
+        run_experiment(job.settings, engine, directory, on_round, callbacks=copies(job.callbacks))
+    return task

@@ -23,7 +23,7 @@ from ..folder.checkpoint import CURE, read_checkpoint
 from ..folder.directory import RunDirectory, locked
 from ..folder.lines import RoundLine, TimingLine
 from ..folder.own_code import Code
-from ..folder.record import UNFINISHED, Job, RunStore
+from ..folder.record import UNFINISHED, Job, RunStore, record_of, write_record
 from ..settings import RunSettings
 from ..view.progress import OnProgress, Progress
 from .processes import Processes, result
@@ -70,8 +70,16 @@ class Player(NamedTuple):
 
     def play(self, job: Job, on_round: OnRound) -> None:
         """Play a job in this process, from its last checkpoint if there is one."""
-        # By name: it loads torch, which the process that only waits for others does without.
-        import_module("deltafl.simulation.run").play_job(self, job, on_round)
+        directory = RunDirectory(self.place(job))
+        with locked(directory.path, ORPHAN_SECONDS):
+            # By name: it loads torch, which the process that only waits for others does without.
+            run = import_module("deltafl.simulation.run")
+            task = run.play_job(job, directory, self.folder, on_round, self.code)
+            # The record first: a kill between the two leaves a folder, which the next start clears.
+            if not self.keep_folders:
+                write_record(record_of(job, directory, task), RunStore(self.folder).path(job))
+        if not self.keep_folders:
+            self.clear(job)
 
 
 def _play(player: Player, job: Job) -> None:
