@@ -3,7 +3,7 @@
 import re
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -71,7 +71,7 @@ def task_of(make: Callable[[], nn.Module]) -> Task:
 
 @pytest.mark.parametrize("kind", [*KINDS][1:])
 def test_the_line_of_the_refusal_is_all_that_a_model_needs(kind: str) -> None:
-    with pytest.raises(DeltaflError, match="it must return one tensor, which the loss") as caught:
+    with pytest.raises(DeltaflError, match="it must return one tensor") as caught:
         check_task(task_of(partial(Head, kind)), "made up", 0)
     found = re.search(r"in make_model write (.*)$", str(caught.value))
     assert found is not None
@@ -93,3 +93,46 @@ def test_the_line_of_the_refusal_is_all_that_a_model_needs(kind: str) -> None:
         assert engine.evaluate(params_d) == plain.evaluate(params_d)
         found_nd = engine.train(params_d, 0, np.arange(4)).update_nd
         np.testing.assert_allclose(found_nd, expected, rtol=1e-4, atol=1e-7)
+
+
+class Branches(Head):
+    """In training also what an auxiliary head says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__("a tensor")
+        self.auxiliary = nn.Linear(4, 3)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.head(x)
+        if not self.training:
+            return out
+        more = self.auxiliary(x)
+        ways = {"wide": torch.cat([out, more], 1), "tuple": (out, more)}
+        return {**ways, "by name": {"out": out, "aux": more, "from": "aux"}}[self.kind]
+
+
+def with_auxiliary(output: Any, y: Tensor) -> Tensor:
+    parts = output
+    if isinstance(output, Tensor):
+        parts = torch.split(output, 3, 1)
+    elif isinstance(output, dict):
+        parts = output["out"], output["aux"]
+    weighted = zip((1, 0.5), parts, strict=False)
+    return sum((w * nn.functional.cross_entropy(z, y) for w, z in weighted), torch.zeros(()))
+
+
+@pytest.mark.parametrize("kind", ["tuple", "by name"])
+def test_a_loss_of_your_own_gets_all_that_a_model_returns_in_training(kind: str) -> None:
+    with pytest.raises(DeltaflError, match="in training; it must return one tensor, unless"):
+        check_task(task_of(partial(Branches, kind)), "made up", 0)
+    work = LocalWork(lr=0.1, epochs=1, batch_size=4)
+    found = []
+    for way in (kind, "wide"):
+        task = replace(task_of(partial(Branches, way)), loss=with_auxiliary)
+        check_task(task, "made up", 0)
+        engine = Engine(task, work, 0)
+        params_d = engine.initial_params()
+        found.append(engine.train(params_d, 0, np.arange(4)).update_nd)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-7)
+    assert found[0].all()

@@ -5,6 +5,7 @@ Every mistake is one sentence, before an experiment starts.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import isnan, nan, prod, sqrt
 from reprlib import repr as shown
@@ -26,7 +27,7 @@ from ..streams import stream
 from ..types import Array, IntArray, Rng
 from .base import Task
 from .dataset import Dataset
-from .losses import Module, Tensor
+from .losses import Loss, Module, Tensor
 from .metrics import (
     CLASSES,
     METRICS,
@@ -429,16 +430,11 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
     params = dict(model.named_parameters())
     for mode, training in (("in evaluation", False), ("in training", True)):
         model.train(training)
-        output: Any = _tried(
+        output = _tried(
             f"the model does not take inputs of shape {tuple(x.shape)}",
             lambda: model(x),
         )
-        if not isinstance(output, torch.Tensor):
-            raise _no_tensor(output, mode)
-        shape = tuple(output.shape)
-        # In training there may be more, as of auxiliary heads: only the loss reads them.
-        if task.knows_accuracy and not training:
-            _require_classes(task, shape, y)
+        shape = _shape_of_output(task, output, y, mode)
         with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
             warnings.filterwarnings("error", message="Using a target size")
             what = f"the loss failed on output {shape} and y {tuple(y.shape)}"
@@ -488,15 +484,42 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
         )
 
 
-def _no_tensor(output: object, mode: str) -> DeltaflError:
+def _shape_of_output(task: Task, output: Any, y: Tensor, mode: str) -> tuple[int, ...]:
+    """The shape of an output, () of more than one tensor. In training a model may return more, as
+    of auxiliary heads, in one tensor or in several: only the loss reads it.
+    """
+    from .modules import torch
+
+    is_training = mode == "in training"
+    if not isinstance(output, torch.Tensor):
+        is_taken = _takes(task.loss, output, y)
+        if is_training and is_taken:
+            return ()
+        raise _no_tensor(output, mode, is_taken)
+    if task.knows_accuracy and not is_training:
+        _require_classes(task, tuple(output.shape), y)
+    return tuple(output.shape)
+
+
+def _takes(loss: Loss, output: object, y: Tensor) -> bool:
+    """Whether a loss takes an output that is no tensor, as one of the user's own may."""
+    with suppress(Exception):
+        loss(output, y)
+        return True
+    return False
+
+
+def _no_tensor(output: object, mode: str, is_taken: bool) -> DeltaflError:
     """The error for an output that is no tensor, with the line that makes it one."""
     picked = _picked(output)
+    if is_taken:
+        picked = f"output if model.training else {picked}"
     # Such as a model that has outputs of auxiliary heads in training alone.
-    if mode == "in training":
+    elif mode == "in training":
         picked = f"output if isinstance(output, torch.Tensor) else {picked}"
     return DeltaflError(
-        f"the model returned {type(output).__name__} {mode}; it must return one tensor, which the "
-        "loss gets: in make_model write model.register_forward_hook("
+        f"the model returned {type(output).__name__} {mode}; it must return one tensor, unless in "
+        "training a loss of your own takes more: in make_model write model.register_forward_hook("
         f"lambda model, inputs, output: {picked})"
     )
 

@@ -431,7 +431,9 @@ def incompatibility(
         trial = copied(model).train()
         memory = [param.data_ptr() for param in trial.parameters()]
         with torch.no_grad():
-            trial(some.clone())
+            output = trial(some.clone())
+        if not isinstance(output, torch.Tensor):
+            return "the model returns more than one tensor in training"
         if places() != before:  # other paths would draw other numbers
             return "the model draws random numbers in training, as random layers (Dropout) do"
         # They would be no part of the vector any more.

@@ -1,7 +1,8 @@
 """The tensors of a module by what becomes of them in local training, see ``model_parts.py``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,8 +45,9 @@ def remembers(model: nn.Module, examples: torch.Tensor, training: bool) -> bool:
     for _ in range(2):
         with torch.set_grad_enabled(training):
             output = trial(examples.clone())
-        if output.requires_grad:
-            torch.autograd.backward(_mean_square(output))
+        loss = _mean_square(output)
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
             for param in trained:
                 if param.grad is not None:
                     param.data.sub_(param.grad.to_dense(), alpha=0.1)
@@ -55,9 +57,15 @@ def remembers(model: nn.Module, examples: torch.Tensor, training: bool) -> bool:
     return _held(trial) != before
 
 
-def _mean_square(output: Tensor) -> Tensor:
+def _mean_square(output: Any) -> Tensor:
     """The loss of a trial, in which no output cancels another's."""
-    return output.float().square().mean()
+    if isinstance(output, torch.Tensor):
+        return output.float().square().mean()
+    # In training a model may return more, for a loss of the user's.
+    if isinstance(output, Mapping):
+        output = [*output.values()]
+    parts = output if isinstance(output, list | tuple) else []
+    return sum(map(_mean_square, parts), torch.zeros(()))
 
 
 def needs_backward(model: nn.Module, examples: Tensor) -> bool:
