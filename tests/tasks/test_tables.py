@@ -927,7 +927,7 @@ BAD_DATA: list[tuple[Any, dict[str, Any], str]] = [
     (
         {"kind": [[5, 1], [4, 5], [3, 4, 6], [1, 2]]},
         {"task_type": "regression"},
-        "row 3, .* must be 2 numbers",
+        r"row 3, .* must be numbers of shape \(2,\)",
     ),
     ({"kind": [4, [5, 1], [3, 4], [1, 2]]}, {"task_type": "regression"}, "make a column of each"),
     ({"x": pictures("RGB", "L")}, {}, r"data.cast_column\('x', datasets.Image\(mode='RGB'\)\)"),

@@ -1,18 +1,21 @@
 """PyTorch data sets as tasks."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from deltafl import DeltaflError, stream
-from deltafl.tasks import check_task, from_torch
+from deltafl.tasks import binary_cross_entropy, check_task, cross_entropy, from_torch
 from deltafl.tasks.base import with_fewer_tests
+from deltafl.types import Array
 
 X = torch.arange(120.0).reshape(60, 2)
 ROWS = TensorDataset(X, torch.arange(60) % 3)
@@ -270,6 +273,78 @@ class Stream(IterableDataset[Any]):
         return iter(ROWS)
 
 
+MASKS = np.random.default_rng(5).integers(0, 3, (60, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected", "classes"),
+    [
+        (torch.from_numpy(MASKS), MASKS, 3),
+        (torch.from_numpy(MASKS[:, None]), MASKS, 3),
+        (MASKS.astype(np.uint8), MASKS, 3),
+        ([Image.fromarray(mask.astype(np.uint8)) for mask in MASKS], MASKS, 3),
+        (np.where(MASKS > 1, 255, MASKS), np.where(MASKS > 1, 255, MASKS), 2),
+        ([mask[0].tolist() for mask in MASKS - (MASKS == 0) * 100], MASKS[:, 0], 3),
+        (MASKS[:, 0] > 1, (MASKS[:, 0] > 1).astype(np.float32), 4),
+        (torch.from_numpy(MASKS[:, :1] > 1).float(), (MASKS[:, 0] > 1).astype(np.float32), 4),
+    ],
+)
+def test_labels_may_stand_at_every_place_of_an_example(
+    labels: Any, expected: Array, classes: int
+) -> None:
+    """As in a mask or a sentence of words; of 0 and 1 along one axis they are labels, yes or no."""
+    task = from_torch([*zip(X, labels, strict=True)], make_model=nn.Flatten, **IID)
+    found = np.concatenate([task.dataset.train_y, task.dataset.test_y])
+    if found.min() == -100:
+        expected = np.where(expected == 0, -100, expected)
+    assert found.dtype == (expected.dtype if expected.dtype.kind == "f" else np.int64)
+    # The rows of the test set are drawn.
+    order = [np.argsort([str(row) for row in rows]) for rows in (found, expected)]
+    assert np.array_equal(found[order[0]], expected[order[1]])
+    assert task.dataset.num_classes == classes
+    is_several = found.dtype.kind == "f"
+    assert task.loss is (binary_cross_entropy if is_several else cross_entropy)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+@pytest.mark.parametrize("way", ["tensors", "lists"])
+def test_whole_numbers_are_tokens_where_the_model_takes_no_others(kind: Any, way: str) -> None:
+    x = torch.arange(120).reshape(60, 2).to(kind)
+    data: Any = TensorDataset(x, torch.arange(60) % 2)
+    if way == "lists":
+        data = [(x.tolist(), int(y)) for x, y in data]
+
+    def text() -> nn.Module:
+        return nn.Sequential(nn.EmbeddingBag(120, 4), nn.Linear(4, 2))
+
+    models: dict[Any, bool] = {text: True, partial(nn.Linear, 2, 2): False, None: False}
+    for make_model, are_tokens in models.items():
+        task = from_torch(data, make_model=make_model, **IID)
+        check_task(task, "made up", 0)
+        assert task.tokens == are_tokens
+        assert task.dataset.train_x.dtype == (np.int64 if are_tokens else np.float32)
+        found = np.concatenate([task.dataset.train_x, task.dataset.test_x])
+        assert np.array_equal(np.sort(found, axis=0), x.numpy())
+
+
+def test_a_picture_is_learnt_pixel_by_pixel() -> None:
+    """Also one of which some pixels never change; standardized as other targets are."""
+    y = np.random.default_rng(2).normal(size=(60, 3)).astype(np.float32)
+    y[:, 1] = 4.0
+    task = from_torch(TensorDataset(X, torch.from_numpy(y)), task_type="regression", **IID)
+    found = np.concatenate([task.dataset.train_y, task.dataset.test_y])
+    assert not found[:, 1].any()
+    np.testing.assert_allclose(found[:, [0, 2]].mean(axis=0), 0, atol=1e-6)
+    pixels = np.random.default_rng(2).normal(size=(60, 1, 2, 3)).astype(np.float32)
+    whole = [*zip(X, torch.from_numpy(pixels), strict=True)]
+    task = from_torch(whole, task_type="regression", **IID)
+    assert task.dataset.train_y.shape[1:] == (1, 2, 3)
+    found = np.concatenate([task.dataset.train_y, task.dataset.test_y])
+    assert np.array_equal(np.sort(found, axis=None), np.sort(pixels, axis=None))
+    with pytest.raises(DeltaflError, match="nothing to predict"):
+        from_torch(TensorDataset(X, torch.ones(60, 3)), task_type="regression", **IID)
+
+
 @pytest.mark.parametrize(
     ("data", "options", "words"),
     [
@@ -282,7 +357,10 @@ class Stream(IterableDataset[Any]):
         ([ROWS, ROWS], IID, "item 0 is of type TensorDataset; .* goes without a partition"),
         ([*zip(X, np.eye(60), strict=True)], IID, "of one-hot labels take the place of the 1"),
         (Listed(zip(X, np.eye(60), strict=True)), IID, "of one-hot labels take the place"),
-        (TensorDataset(X, torch.zeros(60, 4, 4).long()), IID, "write a Task of your own"),
+        (TensorDataset(X, torch.zeros(60, 4, 4).long()), IID, "labels are of a single class"),
+        (TensorDataset(X, torch.rand(60, 4, 4)), IID, "write a Task of your own"),
+        (TensorDataset(X, torch.rand(60, 4)), IID, "labels of 0 and 1"),
+        ([(X[0], [0, 2, 1]), (X[1], [0, 2])], IID, r"row 2, .* numbers of shape \(3,\)"),
         (TensorDataset(X + np.nan, X), IID, "row 1, column 'input' holds the number nan"),
         (TensorDataset(X + 1j, X), IID, "row 1, column 'input' holds a tensor of torch.complex64"),
         ([(torch.zeros(2, device="meta"), 0)], IID, "'input' holds a tensor .* on meta"),

@@ -89,9 +89,16 @@ def targets_of(frame: Frame, task_type: TaskType | None, standardize: bool) -> T
                 "regression)"
             )
         return Target(y.astype(np.float32), len(names), names=names)
-    each = [target_of(frame[name], task_type, standardize) for name in frame]
-    unit = "".join(one.unit for one in each)
-    return Target(np.stack([one.y for one in each], axis=1), 0, unit)
+    # Of a picture to predict some pixels never change: they are 0, and nothing to learn.
+    moves_k = (y != y[0]).any(axis=0)
+    if not moves_k.any():
+        moves_k[:] = True  # to be refused
+    each = [target_of(frame[names[k]], task_type, standardize) for k in np.flatnonzero(moves_k)]
+    target_nk = np.zeros(y.shape, np.float32)
+    target_nk[:, moves_k] = np.column_stack([one.y for one in each])
+    if not standardize:
+        target_nk[:, ~moves_k] = y[0, ~moves_k]
+    return Target(target_nk, 0, "".join(one.unit for one in each))
 
 
 def _task_type(where: str, values: Column) -> TaskType:
@@ -159,8 +166,8 @@ def codes(values: Column) -> Coded:
     cure = "correct it (astype(str) makes words of dates), or drop the row"
     if any(hasattr(value, "__len__") and not isinstance(value, str | bytes) for value in values):
         cure = (
-            "of one-hot labels take the place of the 1; for a label at each place of an example, "
-            "or several labels, write a Task of your own (docs/how-to/models.md)"
+            "of several labels take a column each (label=['a', 'b']), of one-hot labels the place "
+            "of the 1"
         )
     require_all(values, good_e, "a whole number or a word", cure)
     if values.dtype.kind == "f":

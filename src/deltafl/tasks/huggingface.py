@@ -5,14 +5,16 @@ a column by its name, will do.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from reprlib import repr as shown
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
 import numpy as np
 
 from ..errors import OWN_ERRORS, DeltaflError, explained, log, require, unknown_name
 from ..model_parts import as_array
+from ..streams import stream
 from ..types import Array
 from .base import Task
 from .columns import LARGEST, Column, Target, TaskType, by_name, require_all, target_of, targets_of
@@ -38,6 +40,8 @@ from .tables import (
 #: Of grey pictures, of those of red, green and blue, and how opaque they are.
 _CHANNELS = (1, 3, 4)
 _MOST_CHANNELS = 4
+#: In masks of bytes: a pixel of no class.
+_NO_CLASS = 255
 
 
 def from_huggingface(
@@ -62,13 +66,17 @@ def from_huggingface(
     Args:
         data: A ``DatasetDict`` with ``train`` and ``test``, or one with ``train`` alone, or a
             ``Dataset``. Without a test set it is drawn as in ``table_task``.
-        label: Column of the class or the target, as in ``table_task``, or of lists of targets; a
-            ``ClassLabel`` keeps the order of its classes, and parts are matched by their names.
+        label: Column of the class or the target, as in ``table_task``, or of lists of targets, of
+            labels of 0 and 1, or of classes, one at each place, as in a mask, or a picture to
+            predict; a ``ClassLabel``
+            keeps the order of its classes, and parts are matched by their names.
         column: Column of the client that holds the row. Test rows of others belong to no client.
         inputs: Column of pictures of one size, which become uint8 (N, channels, height, width), of
             tensors of one shape, which keep their axes, of arrays, or of lists of numbers; the only
-            other column if None. Of arrays of three axes the last is that of channels where it has
-            up to 4 numbers and the first has not 1, 3 or 4, else the first.
+            other column if None. Whole numbers are tokens if ``make_model`` makes a model that
+            takes no others, as one with an ``Embedding``. Of arrays of three axes the last is that
+            of channels where it has up to 4 numbers and the first has not 1, 3 or 4, else the
+            first.
         name: The name of the data in reports.
         make_model: Makes the model; softmax or linear regression if None.
         seed: Fixes the partition.
@@ -129,6 +137,9 @@ def from_huggingface(
     features = {where: part.features or {} for where, part in used.items()}
     kinds = {where: getattr(of.get(inputs), "dtype", None) for where, of in features.items()}
     x = _stacked(frame, inputs, values, kinds)
+    tokens = x.dtype == np.int64 and make_model is not None and not _takes_numbers(make_model, x)
+    if x.dtype == np.int64 and not tokens:
+        x = x.astype(np.float32)
     for key in keys:
         # Of a ClassLabel.
         names_of = {
@@ -145,7 +156,18 @@ def from_huggingface(
         test_e = random_share(owners.code, share, seed)
     examples = Examples(name, frame, x, target, label, owner, owners, test_e)
     task = task_of(name, examples, dealing, softmax_regression)
-    return replace(task, make_model=make_model or task.make_model, **sent)
+    return replace(task, make_model=make_model or task.make_model, tokens=tokens, **sent)
+
+
+def _takes_numbers(make_model: MakeModel, x: Array) -> bool:
+    """Whether a model takes whole numbers as float32; one with an Embedding does not."""
+    from .draws import seeded
+    from .modules import torch
+
+    with suppress(*OWN_ERRORS), seeded(stream(0, "data")):
+        make_model().eval()(torch.from_numpy(x[:2].astype(np.float32)))
+        return True
+    return False
 
 
 class Pieces(dict[str, Any]):
@@ -200,7 +222,14 @@ def _cells(
 
 
 def plain(cell: Any) -> Any:
-    """A label or an owner, which some data sets give as an array, also as one of a single entry."""
+    """A label or an owner, which some data sets give as an array, also as one of a single entry; a
+    label at each pixel stays an array.
+    """
+    if _is_picture(cell):
+        cell = np.asarray(cell)
+    # Lists of the numbers along several axes would take ten times the memory.
+    if sum(size > 1 for size in getattr(cell, "shape", ())) > 1:
+        return as_array(cell)
     if hasattr(cell, "tolist"):
         cell = cell.tolist()
     while isinstance(cell, list) and len(cell) == 1:
@@ -209,16 +238,47 @@ def plain(cell: Any) -> Any:
 
 
 def _target_of(values: Column, task_type: TaskType | None) -> Target:
-    """What is to be predicted; several numbers an example are as many targets."""
+    """What is to be predicted; several numbers an example are as many targets, or labels."""
     import pandas as pd
 
-    size_e = np.array([len(cell) if isinstance(cell, list) else 1 for cell in values])
-    if task_type != "regression" or size_e[0] < 2:
+    is_several = isinstance(values.iloc[0], list | np.ndarray)
+    if not is_several or task_type not in (None, *get_args(TaskType)):
         return target_of(values, task_type, standardize=True)
-    needed = f"{size_e[0]} numbers, as in the first row"
-    require_all(values, size_e == size_e[0], needed, "fill it up, or drop the row")
-    wide = pd.DataFrame(values.tolist(), index=values.index)
-    return targets_of(wide.add_prefix(f"{values.name} "), task_type, standardize=True)
+    parts = [_numbers_of(cell)[0] for cell in values]
+    shape = parts[0].shape
+    good_e = np.array([part.shape == shape and part.dtype.kind in "biuf" for part in parts])
+    needed = f"numbers of shape {shape}, as in the first row"
+    require_all(values, good_e, needed, "fill it up (a class: -100), or drop the row")
+    y = np.stack(parts)
+    if task_type != "regression":
+        return _labels_of(values, y)
+    if y.ndim == 2:
+        wide = pd.DataFrame(y, index=values.index)
+        return targets_of(wide.add_prefix(f"{values.name} "), task_type, standardize=True)
+    good_e = (np.abs(y) <= LARGEST).reshape(len(y), -1).all(axis=1)
+    require_all(values, good_e, f"numbers up to {LARGEST:g}", "correct it, or drop the row")
+    return Target(y.astype(np.float32), 0)
+
+
+def _labels_of(values: Column, y: Array) -> Target:
+    """Several labels an example: 0 or 1 each, or classes at its places."""
+    is_yes_or_no = y.ndim == 2 and bool(np.isin(y, (0, 1)).all())
+    if is_yes_or_no and (y.sum(axis=1) != 1).any():
+        return Target(y.astype(np.float32), y.shape[1])
+    good_e = np.full(len(y), y.dtype.kind in "biu" and not is_yes_or_no)
+    needed = "a class, labels of 0 and 1, or whole numbers, a class at each place"
+    cure = "of one-hot labels take the place of the 1; for others write a Task of your own"
+    require_all(values, good_e, needed, cure)
+    # Of masks with an axis of channels: losses want (N, height, width).
+    y = np.squeeze(y, axis=tuple(axis for axis in range(1, y.ndim) if y.shape[axis] == 1))
+    y = y.astype(np.int64)
+    different = np.unique(y[y >= 0])
+    # Masks of VOC or Cityscapes have it where no class is meant.
+    if different[-1:] == _NO_CLASS and _NO_CLASS - 1 not in different:
+        different = different[:-1]
+    if len(different) < 2:
+        raise DeltaflError(f"{values.index[0][0]}: labels are of a single class; two are needed")
+    return Target(y, int(different[-1]) + 1)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -261,8 +321,9 @@ def _stacked(
     values: Sequence[Any],
     kinds: Mapping[str, Any],
 ) -> Array:
-    """Pictures as uint8 (N, channels, height, width), or lists of numbers as float32 (N, k);
-    tensors keep their axes. ``kinds`` has the type that the column of each part declares, or None.
+    """Pictures as uint8 (N, channels, height, width), or lists of numbers as float32 (N, k), whole
+    ones as int64; tensors keep their axes. ``kinds`` has the type that the column of each part
+    declares, or None.
     """
     parts: list[Array] = []
     are_bytes = False
@@ -294,6 +355,9 @@ def _stacked(
             )
         parts.append(part)
     x = np.stack(parts)
+    is_whole = x.dtype.kind in "iu" and not are_bytes
+    if is_whole and (x.ndim == 2 or _is_tensor(values[0])):
+        return x.astype(np.int64)
     if x.ndim < 3:
         return x.reshape(len(x), -1).astype(np.float32)
     x = x.astype(np.uint8 if are_bytes else np.float32)

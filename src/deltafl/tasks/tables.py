@@ -244,7 +244,8 @@ def task_of(
         client_names = [examples.owners.names[owner_e[rows[0]]] for rows in client_rows]
     # Linear models flatten pictures.
     in_features = int(np.prod(dataset.train_x.shape[1:]))
-    is_wide = dataset.train_y.ndim == 2
+    # Of whole numbers they are classes at the places of an example.
+    is_wide = dataset.train_y.ndim == 2 and dataset.train_y.dtype.kind == "f"
     make: MakeModel = partial(one_output, model, in_features)
     loss = squared_error
     metric = "loss"

@@ -41,7 +41,8 @@ def from_torch(
         train: A data set whose rows a partition deals, or a list or dict with one for each client,
             by name; with a partition a list is one data set, of items. Inputs are tensors of one
             shape, which keep their axes, arrays or pictures of one size, or as many numbers each;
-            labels are classes or targets, also several targets as a tensor; where a data set has
+            labels are classes or targets, also several targets or labels of 0 and 1 as a tensor, or
+            a tensor or picture of whole numbers, a class at each place; where a data set has
             ``classes``, as those of torchvision, labels of all are matched by these names.
         test: A data set, or one for each of these clients, too. Without it the test set is drawn as
             in ``from_huggingface``.
@@ -142,7 +143,8 @@ class _Columns:
         with explained(f"{where}: the names of its classes cannot be read"):
             self.is_subset, self.classes = _classes(data)
         # A transform may have made other labels than those that the classes are of.
-        if all(label in range(len(self.classes)) for label in labels):
+        known = range(len(self.classes))
+        if all(isinstance(label, int) and label in known for label in labels):
             self.features = {"label": SimpleNamespace(names=self.classes)}
 
     def __getitem__(self, column: str) -> list[Any]:
