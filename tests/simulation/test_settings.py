@@ -106,6 +106,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
         ({"local_epochs": 1, "local_steps": 2}, ["local_epochs", "local_steps"]),
         ({"rouns": 3}, ["rouns", "rounds"]),
         ({"lr": 3}, ["did you mean 'local_lr' or 'lr_schedule' or 'server_lr'?"]),
+        ({"n": 3}, ["the clients of a round are sample=3"]),
         ({"local_lr": "nan"}, ["local_lr is 'nan'; it must be a finite number"]),
         ({"floor": 0.1}, ["floor is an option of samplers", "(floor=0.1)"]),
         ({"server_momentum": 0.9}, ["server momentum is 0.9", "'sgd'", "'momentum'"]),

@@ -620,6 +620,8 @@ def make_settings(
                     f"{key} is no setting: a {key} of your own goes into the task, "
                     f"deltafl.tasks.table_task(..., {key}=...)"
                 )
+            if key == "n":
+                raise DeltaflError(f"n is no setting: the clients of a round are sample={value!r}")
             raise unknown_name("setting", key, kind.model_fields)
         # pydantic would take True for 1.
         if isinstance(value, bool) and kind.model_fields[key].annotation is not bool:
