@@ -335,6 +335,14 @@ def test_a_picture_is_learnt_pixel_by_pixel() -> None:
     found = np.concatenate([task.dataset.train_y, task.dataset.test_y])
     assert not found[:, 1].any()
     np.testing.assert_allclose(found[:, [0, 2]].mean(axis=0), 0, atol=1e-6)
+    own = from_torch(
+        TensorDataset(X, torch.from_numpy(y)),
+        task_type="regression",
+        make_model=partial(nn.Linear, 2, 3),
+        **IID,
+    )
+    found = np.concatenate([own.dataset.train_y, own.dataset.test_y])
+    assert np.array_equal(np.sort(found, axis=0), np.sort(y, axis=0))
     pixels = np.random.default_rng(2).normal(size=(60, 1, 2, 3)).astype(np.float32)
     whole = [*zip(X, torch.from_numpy(pixels), strict=True)]
     task = from_torch(whole, task_type="regression", **IID)

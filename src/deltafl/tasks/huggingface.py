@@ -78,7 +78,8 @@ def from_huggingface(
             of channels where it has up to 4 numbers and the first has not 1, 3 or 4, else the
             first.
         name: The name of the data in reports.
-        make_model: Makes the model; softmax or linear regression if None.
+        make_model: Makes the model, which predicts targets of regression as they are; softmax or
+            linear regression if None, for which targets are standardized.
         seed: Fixes the partition.
         task_type: As in ``table_task``.
         partition: As in ``table_task``.
@@ -147,7 +148,8 @@ def from_huggingface(
         }
         if key != label or task_type != "regression":
             frame[key] = by_name(frame[key], names_of)
-    target = _target_of(frame[label], task_type)
+    # The loss of an own model may be one of counts or of times, which have a zero.
+    target = _target_of(frame[label], task_type, standardize=make_model is None)
     owners = owners_of(frame, owner)
     if tests:
         test_e = frame.index.get_level_values(0).isin(tests)
@@ -237,13 +239,13 @@ def plain(cell: Any) -> Any:
     return cell
 
 
-def _target_of(values: Column, task_type: TaskType | None) -> Target:
+def _target_of(values: Column, task_type: TaskType | None, standardize: bool) -> Target:
     """What is to be predicted; several numbers an example are as many targets, or labels."""
     import pandas as pd
 
     is_several = isinstance(values.iloc[0], list | np.ndarray)
     if not is_several or task_type not in (None, *get_args(TaskType)):
-        return target_of(values, task_type, standardize=True)
+        return target_of(values, task_type, standardize)
     parts = [_numbers_of(cell)[0] for cell in values]
     shape = parts[0].shape
     good_e = np.array([part.shape == shape and part.dtype.kind in "biuf" for part in parts])
@@ -254,7 +256,7 @@ def _target_of(values: Column, task_type: TaskType | None) -> Target:
         return _labels_of(values, y)
     if y.ndim == 2:
         wide = pd.DataFrame(y, index=values.index)
-        return targets_of(wide.add_prefix(f"{values.name} "), task_type, standardize=True)
+        return targets_of(wide.add_prefix(f"{values.name} "), task_type, standardize)
     good_e = (np.abs(y) <= LARGEST).reshape(len(y), -1).all(axis=1)
     require_all(values, good_e, f"numbers up to {LARGEST:g}", "correct it, or drop the row")
     return Target(y.astype(np.float32), 0)

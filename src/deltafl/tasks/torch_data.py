@@ -47,7 +47,8 @@ def from_torch(
         test: A data set, or one for each of these clients, too. Without it the test set is drawn as
             in ``from_huggingface``.
         name: The name of the data in reports.
-        make_model: Makes the model; softmax or linear regression if None.
+        make_model: Makes the model, which predicts targets of regression as they are; softmax or
+            linear regression if None, for which targets are standardized.
         seed: Fixes the partition, and what transforms draw.
         task_type: As in ``table_task``.
         partition: As in ``table_task``; not for one data set a client.
