@@ -3,6 +3,7 @@ lines.
 """
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from deltafl.errors import DeltaflError, MissingExtraError
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.tasks import encode_text, make_task
 from deltafl.tasks.leaf import LEAF_ALPHABET, load_celeba, load_femnist, load_shakespeare
@@ -224,3 +226,30 @@ def test_the_task_takes_all_owners_unless_a_number_is_set() -> None:
     assert make_settings(RunSettings, {"task": "femnist"}).clients is None
     assert make_settings(RunSettings, {"task": "femnist", "clients": 50}).clients == 50
     assert make_settings(RunSettings, {"task": "femnist", "partition": "iid"}).clients == 177
+
+
+@pytest.mark.parametrize(
+    ("sampler", "sample", "refused"),
+    [
+        ("uniform", 3, False),
+        ("uniform", 4, True),
+        ("uniform+sample=4", 3, True),
+        # It only begins with the task's own n, which is larger.
+        ("uniform+relative_error=0.5", None, False),
+    ],
+)
+def test_no_more_clients_are_selected_than_the_files_have(
+    sampler: str, sample: int | None, refused: bool, tmp_path: Path
+) -> None:
+    owners = {f"f{number}": ([pixels(number)], [number]) for number in range(3)}
+    for part in ("train", "test"):
+        write_leaf(tmp_path, part, owners)
+    given: Any = {"task": "femnist", "data_dir": str(tmp_path), "rounds": 1, "sampler": sampler}
+    if sample is not None:
+        given["sample"] = sample
+    settings = make_settings(RunSettings, given)
+    with ExitStack() as stack:
+        if refused:
+            stack.enter_context(pytest.raises(DeltaflError, match="cannot sample 4 of 3 clients"))
+        run_single(settings, tmp_path / "run", lambda _: None)
+    assert (tmp_path / "run").exists() != refused

@@ -42,6 +42,8 @@ def check_comparison(
     for sampler in settings.samplers:
         run = settings.run(sampler, first)
         check_memory(run, engine, out)
+        if not settings.finds_n():
+            require_clients(run, task)
         plan_of(run, population_of(run, task), task)
         if before is not None and sampler in before.samplers:
             require_same_sampler(before.run(sampler, first), run, task)
@@ -118,6 +120,13 @@ def check_memory(
             f"{engine.num_params:,} numbers ({rows.dtype}): at most {human(size.ram)} of RAM{disk}"
         )
     require_room(size, rows, out)
+
+
+def require_clients(settings: RunSettings, task: Task) -> None:
+    """Refuse to select more clients than there are, where only the data say how many that is."""
+    # What a method begins with that finds n itself is nobody's choice.
+    if not settings.finds_n():
+        settings.require_clients(task.num_clients)
 
 
 def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> None:

@@ -28,7 +28,7 @@ from .callbacks.own_rules import OwnCallback, Yours, copies, own_callbacks
 from .callbacks.recording import Checkpoints, Recording
 from .callbacks.watching import Watching, watch_over
 from .census import Asked, ask_everyone
-from .checking import check_memory, require_same_sampler
+from .checking import check_memory, require_clients, require_same_sampler
 from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
 from .folder.continuing import continued
@@ -310,6 +310,7 @@ def run_single(
         engine = engine_of(settings, workers, kept_route(folder, settings.device))
         # What cannot be played is refused before anything is written.
         require_own_columns(engine.task.metrics)
+        require_clients(settings, engine.task)
         plan_of(settings, population_of(settings, engine.task), engine.task)
         check_memory(
             settings,

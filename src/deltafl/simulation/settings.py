@@ -301,11 +301,11 @@ class Settings(BaseModel):
         }
         clients = self.clients or spec.num_clients
         # The task's own n is then only what cohorts begin with, and nobody has chosen it.
-        if self._finds_n() and "sample" in missing and clients is not None:
+        if self.finds_n() and "sample" in missing and clients is not None:
             missing["sample"] = min(missing["sample"], clients)
         return self._missing_momentum() | missing
 
-    def _finds_n(self) -> bool:
+    def finds_n(self) -> bool:
         """Whether n is not fixed, but to be found."""
         return sized_by(self.part_settings()) is not None
 
@@ -367,8 +367,8 @@ class Settings(BaseModel):
             )
         factors_of(self.lr_schedule, self.rounds or 0)
         clients = spec.num_clients if is_own(self.task) else self.clients
-        if self.sample is not None and clients is not None and self.sample > clients:
-            raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; lower 'sample'")
+        if clients is not None:
+            self.require_clients(clients)
         metric = metric_of(spec.metric)
         require_share("threshold", self.threshold, metric)
         needs_clock = self.deadline is not None or self.over_select > 1
@@ -389,6 +389,11 @@ class Settings(BaseModel):
             raise DeltaflError(
                 "stop_at_threshold needs a threshold: set one, such as threshold = 0.7"
             )
+
+    def require_clients(self, clients: int) -> None:
+        """Refuse to select more clients than there are."""
+        if self.sample is not None and self.sample > clients:
+            raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; lower 'sample'")
 
     def run_facts(
         self,

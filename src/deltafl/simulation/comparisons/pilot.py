@@ -111,7 +111,8 @@ class PlanSettings(CompareSettings):
             missing["goal"] = spec.threshold if self.threshold is None else self.threshold
         return missing
 
-    def _finds_n(self) -> bool:
+    def finds_n(self) -> bool:
+        """A plan is for that."""
         return True
 
     def _check(self, spec: TaskSpec) -> None:
