@@ -138,6 +138,60 @@ def test_what_is_no_callback_is_a_sentence(tmp_path: Path, given: Any, sentence:
         run_single(settings_of(), tmp_path / "run", quiet, callbacks=given)
 
 
+class Failing(Callback):
+    """Fails at one of the three moments."""
+
+    def __init__(self, moment: str) -> None:
+        setattr(self, moment, self._fail)
+
+    def _fail(self, *_: Any) -> None:
+        raise StopRun("too soon, or too late")
+
+
+@pytest.mark.parametrize(
+    ("moment", "when"),
+    [("begin", "before the first round"), ("end", "after the last round")],
+)
+def test_what_fails_beside_the_rounds_is_a_sentence(moment: str, when: str, tmp_path: Path) -> None:
+    with pytest.raises(dl.DeltaflError, match=f"callback Failing failed {when} of uniform, seed 0"):
+        run_single(settings_of(), tmp_path / "run", quiet, callbacks=[Failing(moment)])
+
+
+class Adding(Callback):
+    """Adds an entry to the line of each round."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.entry = {name: value}
+
+    def after_round(self, run: LiveRun, round: PlayedRound) -> None:
+        round.line.update(self.entry)
+
+
+def test_what_numpy_makes_is_added_to_a_line_as_numbers(tmp_path: Path) -> None:
+    added = {"norm": np.float32(0.5), "of_each": np.arange(2), "none": np.float32("nan")}
+    run_single(settings_of(rounds=1), tmp_path / "run", quiet, callbacks=[Adding("mine", added)])
+    last = lines_of(tmp_path / "run")[-1]
+    assert last["mine"] == {"norm": 0.5, "of_each": [0, 1], "none": None}
+
+
+@pytest.mark.parametrize(("name", "value"), [("mine", {1, 2}), ("mine", 1j), ("cost", "much")])
+def test_what_no_record_can_have_is_refused_before_it_is_written(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(dl.DeltaflError, match="the callback Adding failed in round 1"):
+        run_single(settings_of(), tmp_path / "run", quiet, callbacks=[Adding(name, value)])
+    # The same call without it goes on.
+    assert run_single(settings_of(), tmp_path / "run", quiet)["round"] == 6
+
+
+def test_a_rule_that_says_yes_as_numpy_does_has_its_name(tmp_path: Path) -> None:
+    def plateau(lines: Lines) -> Any:
+        return np.float64(len(lines)) > 2
+
+    last = run_single(settings_of(), tmp_path / "run", quiet, callbacks=[plateau])
+    assert (last["round"], last["stopped"]) == (2, "plateau ended it")
+
+
 def test_on_round_hears_and_cannot_end_a_run(tmp_path: Path) -> None:
     def on_round(done: RoundDone) -> None:
         raise StopRun("enough")

@@ -8,6 +8,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from ..errors import DeltaflError
 from ..types import Json
 from .files import read_text
@@ -41,13 +43,17 @@ _ALLOWED = {
 
 
 def plain_json(value: Any) -> Any:
-    """``value`` with tuples as lists and numbers that are not finite as None, however deep."""
+    """``value`` with tuples as lists, what NumPy has as Python has it, and numbers that are not
+    finite as None, however deep.
+    """
     if isinstance(value, float):
         return float(value) if isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: plain_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [plain_json(entry) for entry in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return plain_json(value.tolist())
     return value
 
 

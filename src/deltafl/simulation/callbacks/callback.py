@@ -187,7 +187,8 @@ def guarded(on_round: OnRound) -> OnRound:
                 "the rule as callbacks=[...] (docs/how-to/stop-early.md)"
             ) from stop
         except OWN_ERRORS as error:
-            raise callback_error(on_round, done.round, done.sampler, done.seed, error) from error
+            when = f"in round {done.round} of {done.sampler}, seed {done.seed}"
+            raise callback_error(on_round, when, error) from error
 
     return call
 
@@ -197,15 +198,9 @@ def name_of(callback: Any) -> str:
     return str(getattr(callback, "__name__", type(callback).__name__))
 
 
-def callback_error(
-    callback: Any,
-    round: int,
-    sampler: str,
-    seed: int,
-    error: BaseException,
-) -> DeltaflError:
+def callback_error(callback: Any, when: str, error: BaseException) -> DeltaflError:
     """What a user's callback raised, as a sentence."""
     return DeltaflError(
-        f"the callback {name_of(callback)} failed in round {round} of {sampler}, seed {seed}: "
-        f"{in_one_line(error)}; mend it and give the same call again: the runs go on where they are"
+        f"the callback {name_of(callback)} failed {when}: {in_one_line(error)}; mend it and give "
+        "the same call again: the runs go on where they are"
     )

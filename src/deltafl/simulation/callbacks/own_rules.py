@@ -13,12 +13,16 @@ run itself, and may ``raise StopRun("why")``.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from ...errors import OWN_ERRORS, DeltaflError, printable
 from ...store import plain_json
+from ...store.lines import line_of
 from ...types import Json
 from ..folder.directory import StopRun
+from ..folder.lines import RoundLine
 from .callback import Callback, LiveRun, PlayedRound, callback_error, name_of
 
 #: From the lines of a run so far: why it ends; nothing if it goes on.
@@ -40,11 +44,12 @@ class _Deciding(Callback):
         # As the file has it, with null for NaN: after a resume it comes from there.
         self._lines.append(plain_json(round.line))
         why = self.rule(self._lines)
-        # A rule that only says yes has a name.
-        if why is True:
+        if not why:
+            return
+        # A rule that only says yes, perhaps as NumPy does, has a name.
+        if not isinstance(why, str):
             why = f"{self.__name__} ended it"
-        if why:
-            raise StopRun(why)
+        raise StopRun(why)
 
 
 def own_callbacks(given: Iterable[OwnCallback]) -> tuple[Callback, ...]:
@@ -88,25 +93,21 @@ class Yours(Callback):
     def begin(self, run: LiveRun) -> None:
         """Before the first round that is played now."""
         for callback in self._callbacks:
-            callback.begin(run)
+            with _explained(callback, "before the first round", run):
+                callback.begin(run)
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
         """After each round: all of them see it, and the first reason counts."""
         why: str | None = None
         for callback in self._callbacks:
-            try:
-                callback.after_round(run, round)
-            except StopRun as stop:
-                why = why or stop.line()["stopped"]
-            except OWN_ERRORS as error:
-                settings = run.settings
-                raise callback_error(
-                    callback,
-                    round.number,
-                    settings.sampler,
-                    settings.seed,
-                    error,
-                ) from error
+            with _explained(callback, f"in round {round.number}", run):
+                try:
+                    callback.after_round(run, round)
+                except StopRun as stop:
+                    why = why or stop.line()["stopped"]
+                # It may have added to the line what no file can hold, or nobody can read again.
+                text = json.dumps(plain_json(round.line)).encode()
+                line_of(text, RoundLine, "the line of the round", "add it under another name")
         # Those of one process may have looked at its clock: what one decides, all do.
         for reason in filter(None, run.group.gathered(why)):
             raise StopRun(reason)
@@ -114,4 +115,15 @@ class Yours(Callback):
     def end(self, run: LiveRun) -> None:
         """After the last round."""
         for callback in self._callbacks:
-            callback.end(run)
+            with _explained(callback, "after the last round", run):
+                callback.end(run)
+
+
+@contextmanager
+def _explained(callback: Callback, when: str, run: LiveRun) -> Iterator[None]:
+    try:
+        yield
+    except OWN_ERRORS as error:
+        settings = run.settings
+        moment = f"{when} of {settings.sampler}, seed {settings.seed}"
+        raise callback_error(callback, moment, error) from error
