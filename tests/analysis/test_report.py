@@ -299,6 +299,22 @@ def test_the_command_holds_what_is_not_usual_and_makes_the_same_settings() -> No
     assert command_of(rated).startswith("deltafl compare --config config.toml --task digits")
 
 
+@pytest.mark.parametrize("metric", [None, "mine.py:share"])
+def test_the_command_names_code_that_this_process_has_not_imported(metric: str | None) -> None:
+    given = {"seeds": 2, "samplers": "uniform", "rounds": 9, "threshold": 0.85}
+    settings = make_settings(CompareSettings, given)
+    own: dict[str, Any] = {"samplers": ("mine.py:ByLoss", "uniform")}
+    expected = (
+        "deltafl compare --task digits --rounds 9 --samplers mine.py:ByLoss,uniform --seeds 2"
+    )
+    if metric is not None:
+        own["metric"] = (metric,)
+        expected = expected.replace(" --samp", f" --metric {metric} --threshold 0.85 --samp")
+    assert command_of(settings.model_copy(update=own)) == expected
+    # Objects of a process have no name that a command could give.
+    assert command_of(settings.model_copy(update={**own, "metric": ("mine",)})) == ""
+
+
 @pytest.mark.parametrize(
     "given", [{}, {"rounds": 9, "local_steps": 2}, {"local_lr": 0.3, "metric": "roc_auc"}]
 )

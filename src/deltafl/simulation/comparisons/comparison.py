@@ -5,6 +5,7 @@ joined.
 import io
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from ...samplers.label import parse_label, spelled_among
 from ...store import checked, write_atomically
 from ...store.files import below, make_folder
 from ...store.own_python import OwnCodeError, only
+from ...tasks.metrics import metric_of
 from ...tasks.own import OWN_DEFAULTS, is_own, is_table, short_name
 from ...types import AnyPath, Json
 from ..folder.directory import COMPARED, RunDirectory, began_by, recorded_settings
@@ -239,23 +241,30 @@ def command_of(settings: CompareSettings) -> str:
         exclude_none=True,
         exclude={"rates", *FREE_ON_RESUME},
     )
-    named = {"task", "metric", *UNION}
+    of_task = {"task"}
     if is_table(settings.task):
-        named |= {*OF_TABLES}
+        of_task |= {*OF_TABLES}
+    named = of_task | UNION | {"metric"}
     try:
-        usual = CompareSettings.model_validate({key: given.get(key) for key in named})
+        # What a file defines that nobody has imported here is taken to be there.
+        for label in settings.samplers:
+            with suppress(OwnCodeError):
+                parse_label(label)
+        for metric in settings.own_metrics():
+            with suppress(OwnCodeError):
+                metric_of(metric)
+        usual = CompareSettings.model_validate({key: given.get(key) for key in of_task})
         if is_own(settings.task):
             # Its data are not read again: they may be large, or elsewhere by now.
-            for label in usual.samplers:
-                parse_label(label)
             usual = usual.model_copy(update=OWN_DEFAULTS)
         else:
             usual = usual.resolve()
-        defaults = usual.model_dump(mode="json")
-    except OwnCodeError:  # of a sampler that nobody has imported here
-        defaults = {}
     except DeltaflError:  # no command can name objects of a Python process
         return ""
+    defaults = usual.model_dump(mode="json")
+    # The task's threshold is of the task's metric.
+    if settings.metric is not None:
+        del defaults["threshold"]
     shown = {
         key: value for key, value in given.items() if key in named or value != defaults.get(key)
     }
