@@ -77,6 +77,49 @@ def test_a_model_reloads_and_is_as_accurate_as_recorded(
     assert np.mean(right) == RunDirectory(folder).last_line()["test"]["accuracy"]
 
 
+WITH_BUFFER = """
+class Model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("scale", torch.ones(1, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale.float()
+"""
+WITH_EXTRA = """
+class Model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+
+    def get_extra_state(self):
+        return {"version": 1}
+
+    def set_extra_state(self, state):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "why"),
+    [
+        ("with_buffer", WITH_BUFFER, "scale of the model has type torch.bfloat16"),
+        ("with_extra", WITH_EXTRA, "_extra_state of the model has type dict"),
+    ],
+)
+def test_what_numpy_does_not_have_is_in_a_file_of_pytorch_alone(
+    file: str, model: str, why: str, tmp_path: Path
+) -> None:
+    code = tmp_path / f"{file}.py"
+    code.write_text(OWN.replace("4), model", "4), Model") + model)
+    given = {"task": str(code), "rounds": 1, "sampler": "uniform"}
+    settings = make_settings(RunSettings, given)
+    run_single(settings, tmp_path / "run", lambda *_: None)
+    with pytest.raises(DeltaflError, match=why):
+        export_model(tmp_path / "run", tmp_path / "model.safetensors")
+    assert export_model(tmp_path / "run", tmp_path / "model.pt") == 1
+    task_of(settings).make_model().load_state_dict(torch.load(tmp_path / "model.pt"), strict=True)
+
+
 def cell(value: float) -> Callable[[Any], Any]:
     def change(array: Any) -> Any:
         changed = array.copy()

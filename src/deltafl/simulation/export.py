@@ -4,6 +4,7 @@ included; local arrays are the clients' weighted mean.
 
 import io
 from pathlib import Path
+from typing import Any
 
 from ..errors import DeltaflError
 from ..model_parts import NamedArrays
@@ -13,7 +14,7 @@ from ..store.files import write_atomically
 from ..store.own_python import only, working_in
 from ..store.sealed import write_sealed
 from ..store.values import checked
-from ..types import Params
+from ..types import Array, Params
 from .folder.checkpoint import FILE
 from .folder.directory import CENSUS, SUSPECT, RunDirectory, recorded_settings
 from .folder.own_code import where_it_began
@@ -90,13 +91,30 @@ def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
     own = ModelTensors(model, parts)
     own.load(torch.tensor(vector_d))
     own.load_rest(beside.of_everyone(rest, task.population(settings.weights).weight_m))
-    tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    state = dict(model.state_dict())
+    for name, part in state.items():
+        # What a module adds to its state need not be a tensor.
+        if isinstance(part, torch.Tensor):
+            # Else the whole vector would be saved with each of its parts.
+            state[name] = part.detach().clone()
     if to.suffix == ".pt":
         buffer = io.BytesIO()
-        torch.save(tensors, buffer)
+        torch.save(state, buffer)
         write_atomically(to, buffer.getvalue())
     else:
-        named = {name: tensor.numpy() for name, tensor in tensors.items()}
+        named = {name: _array_of(name, part) for name, part in state.items()}
         # A model is exported to be handed on: others may read it.
         write_sealed(to, named, private=False)
     return round
+
+
+def _array_of(name: str, part: Any) -> Array:
+    try:
+        found: Array = part.numpy()
+    except (AttributeError, TypeError):
+        kind = getattr(part, "dtype", type(part).__name__)
+        raise DeltaflError(
+            f"{name} of the model has type {kind}, which a .safetensors file does not hold here: "
+            "write a file that ends in .pt"
+        ) from None
+    return found
