@@ -30,8 +30,8 @@ from deltafl.simulation.folder.record import (
     record_of,
     write_record,
 )
-from deltafl.simulation.parallel.processes import Processes
-from deltafl.simulation.parallel.sweep import Player, play_jobs, rounds_played
+from deltafl.simulation.parallel.processes import ONE_THREAD, Processes
+from deltafl.simulation.parallel.sweep import Player, count_processes, play_jobs, rounds_played
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
@@ -303,6 +303,26 @@ def test_runs_go_on_when_their_process_is_killed(job: Job, tmp_path: Path) -> No
             for place in (tmp_path / "alone" / each.part, player.place(each))
         )
         assert whole == cut
+
+
+def test_processes_have_one_thread_each_and_this_one_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ONE_THREAD:
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    with Processes(1) as pool:
+        found = {name: pool.submit(os.getenv, name).result() for name in ONE_THREAD}
+    assert found == ONE_THREAD
+    # Else what a notebook loads afterwards, such as torch, would have one thread.
+    assert os.environ == before
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not say")
+def test_as_many_runs_as_the_process_may_use_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {2, 5, 7})
+    counts = [count_processes(*asked) for asked in ((None, "cpu"), (None, "cuda"), (9, "cpu"))]
+    assert counts == [3, 1, 9]
 
 
 def test_a_run_that_kills_its_process_again_and_again_is_an_error(job: Job, tmp_path: Path) -> None:

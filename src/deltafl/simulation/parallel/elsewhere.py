@@ -28,7 +28,7 @@ from ...tasks.registry import added_tasks, register
 from ..folder.directory import RunDirectory, locked
 from ..folder.record import Job
 from ..world import tables_of
-from .processes import JobError, LostRun, Packed, Packer, as_sent, one_thread, unpacked
+from .processes import ONE_THREAD, JobError, LostRun, Packed, Packer, as_sent, unpacked
 from .sweep import ORPHAN_SECONDS, Player, require_simulator
 
 _POLL_SECONDS = 0.1
@@ -223,7 +223,7 @@ def played(parcel: Packed, version: str, attempt: str) -> Any:
         with subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, name],
             stdin=subprocess.PIPE,
-            env=one_thread(),
+            env={**ONE_THREAD, **os.environ},
         ) as process:
             process.wait()
         if not (folder / _ENDED).exists():

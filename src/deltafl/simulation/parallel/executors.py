@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...errors import DeltaflError, explained, in_one_line, require, unknown_name
-from .processes import variable
+from .processes import variables
 
 #: What submitit calls the same on every cluster.
 _SHARED = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes", "tasks_per_node", "timeout_min")
@@ -40,7 +40,7 @@ def _submitit(cluster: str, options: str, folder: Path) -> Iterator[Any]:
     require("submitit", "cluster")
     # Else it would close the handlers of this program's logging, and with them files such as a
     # stream that absl logs to. Its workers keep their logs.
-    with variable("SUBMITIT_LOG_LEVEL", "NOCONFIG"):
+    with variables({"SUBMITIT_LOG_LEVEL": "NOCONFIG"}):
         import submitit
 
     given = dict[str, Any]()

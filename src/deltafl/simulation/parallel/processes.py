@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
@@ -65,10 +65,8 @@ def as_sent(error: Exception) -> DeltaflError | JobError:
     return JobError(failure_of(error))
 
 
-def one_thread() -> dict[str, str]:
-    """This environment for processes side by side: more threads would only wait for cores."""
-    libraries = ("OMP", "OPENBLAS", "MKL")
-    return {f"{library}_NUM_THREADS": "1" for library in libraries} | dict(os.environ)
+#: For processes side by side: more threads would only wait for cores.
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
 
 
 class Processes(Executor):
@@ -87,8 +85,6 @@ class Processes(Executor):
         start: Callable[..., None] | None = None,
         *arguments: Any,
     ) -> None:
-        # The processes inherit it.
-        os.environ.update(one_thread())
         context = _context()
         messages = context.Queue()
         self._listener = logging.handlers.QueueListener(messages, _Forward())
@@ -117,7 +113,7 @@ class Processes(Executor):
         """Call a function in a process; its errors become ``DeltaflError``s and ``JobError``s."""
         # By value where a script defines it: the processes do not import the script.
         call = self._packer.packed(partial(function, *arguments, **named))
-        with _interrupts_wait(), _without_main():
+        with _interrupts_wait(), _without_main(), variables(ONE_THREAD):
             try:
                 return self._pool.submit(_attempt, call)
             except BrokenExecutor:  # a pool that has lost a process takes no calls
@@ -135,7 +131,7 @@ def _context() -> Any:
     context.set_forkserver_preload(["deltafl.simulation.run"])
     # What is started here looks for no module, such as NumPy, in the folder that the command is
     # given in; programs that the user starts later do.
-    with variable("PYTHONSAFEPATH", "1"):
+    with variables({"PYTHONSAFEPATH": "1", **ONE_THREAD}):
         resource_tracker.ensure_running()  # it lets Ctrl-C through again
         # Ctrl-C is this process's to handle.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -145,16 +141,18 @@ def _context() -> Any:
 
 
 @contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
-    """An environment variable for as long as the block runs, unless the user has set it."""
-    if os.environ.get(name):
-        yield
-        return
-    os.environ[name] = value
+def variables(given: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for as long as the block runs, but for those that the user has set.
+
+    What starts in it inherits them; what this process loads later does not see them.
+    """
+    new = {name: value for name, value in given.items() if not os.environ.get(name)}
+    os.environ.update(new)
     try:
         yield
     finally:
-        del os.environ[name]
+        for name in new:
+            os.environ.pop(name, None)
 
 
 def packed(value: object) -> bytes:

@@ -5,7 +5,6 @@ their folder. With ``keep_folders``, as ``deltafl compare`` has it, there are no
 folders stay in ``DIR/runs/``.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import require
+from ...scale.stretches import cores_allowed
 from ...store.files import below
 from ...store.lines import NOTHING, line_of, whole_lines
 from ..callbacks.callback import OnRound, RoundDone, round_done
@@ -125,12 +125,14 @@ def require_simulator() -> None:
 
 
 def count_processes(asked: int | None, device: str | None) -> int:
-    """How many runs are played side by side: ``asked``, else one per core; one alone on a GPU."""
+    """How many runs are played side by side: ``asked``, else one per core that this process may
+    use; one alone on a GPU.
+    """
     if asked:
         return asked
     if device not in (None, "cpu"):
         return 1
-    return os.cpu_count() or 1
+    return cores_allowed()
 
 
 @contextmanager
