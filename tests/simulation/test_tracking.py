@@ -16,7 +16,16 @@ from typer.testing import CliRunner
 
 import deltafl
 from deltafl.cli.main import app
-from deltafl.simulation import RoundDone, RunSettings, make_settings, run_single, tracker
+from deltafl.simulation import (
+    Callback,
+    LiveRun,
+    PlayedRound,
+    RoundDone,
+    RunSettings,
+    make_settings,
+    run_single,
+    tracker,
+)
 from tools.simulation import TINY, StopError, lines_of
 
 KEY = "census-seed0"
@@ -147,8 +156,15 @@ def test_the_commands_track(tmp_path: Path, command: str) -> None:
     assert len(scalars(tmp_path / "out" / "tensorboard" / "uniform-seed0")["round/variance"]) == 2
 
 
+class Adding(Callback):
+    """Adds to each line an entry that no tracker takes as it is called."""
+
+    def after_round(self, run: LiveRun, round: PlayedRound) -> None:
+        round.line["norm (d/dx)"] = 1.5
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
-def test_a_tracker_takes_any_name_of_a_metric(tmp_path: Path, name: str) -> None:
+def test_a_tracker_takes_any_name_of_a_number(tmp_path: Path, name: str) -> None:
     metrics = [
         deltafl.Metric(text, lambda output, y: 0.5)
         for text in ("temp[/C]", "..", "a/../b", "/x", "$x$ <b>", "\N{GRINNING FACE}")
@@ -164,6 +180,7 @@ def test_a_tracker_takes_any_name_of_a_metric(tmp_path: Path, name: str) -> None
             metric=metrics,
             out=tmp_path / "out [/x] %s",
             on_round=track,
+            callbacks=[Adding()],
         )
     if name == "mlflow":
         (found,) = stored(tmp_path / "out [/x] %s" / "mlruns").values()
@@ -171,6 +188,7 @@ def test_a_tracker_takes_any_name_of_a_metric(tmp_path: Path, name: str) -> None
         found = scalars(tmp_path / "out [/x] %s" / "tensorboard" / "uniform-seed0")
     assert found["test/temp__C_"]
     assert found["test/_"]
+    assert found["round/norm__d_dx_"] == [(1, 1.5)]
 
 
 def test_an_unknown_tracker_and_a_missing_package_are_sentences(tmp_path: Path) -> None:

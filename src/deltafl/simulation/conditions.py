@@ -217,11 +217,10 @@ class Trace(Availability):
         def at(round: int, clock: float) -> tuple[BoolArray, float]:
             time = clock % length
             if not ((start_k <= time) & (time < end_k)).any():
-                # After the last beginning of the table comes the first one of its next turn.
-                later = start_k[start_k > time]
-                begins = later.min(initial=length + start_k.min())
+                # There is one: an interval reaches to the end of the turn.
+                begins = start_k[start_k > time].min()
                 clock += begins - time
-                time = begins % length
+                time = begins
             there_m = np.zeros(m, np.bool_)
             there_m[client_k[(start_k <= time) & (time < end_k)]] = True
             return there_m, clock

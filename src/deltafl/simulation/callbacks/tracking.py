@@ -94,9 +94,11 @@ def numbers(done: RoundDone) -> dict[str, float]:
     """What trackers show of a round: ``test/accuracy``, ``test/loss`` and other metrics, and what
     ``rounds.jsonl`` has, ``round/...``.
     """
-    shown = {f"round/{key}": value for key, value in done.line.items() if key != "round"}
-    shown["round/seconds"] = done.seconds
-    shown |= {f"test/{_NO_TAG.sub('_', name)}": value for name, value in done.test.items()}
+    values = {("round", name): value for name, value in done.line.items() if name != "round"}
+    values["round", "seconds"] = done.seconds
+    values |= {("test", name): value for name, value in done.test.items()}
+    # Users may call metrics, and what callbacks add, anything.
+    shown = {f"{part}/{_NO_TAG.sub('_', name)}": value for (part, name), value in values.items()}
     return {key: float(value) for key, value in shown.items() if isinstance(value, int | float)}
 
 
