@@ -205,6 +205,9 @@ def test_data_frames_and_tasks_are_given_as_they_are(tmp_path: Path) -> None:
         ({"samplers": 3}, "a sampler is a label .*; this is 3"),
         ({"samplers": Abstract}, "Abstract does not define open"),
         ({"out": 5}, "is no folder; write its name"),
+        ({"processes": "2"}, "processes is '2'; write a whole number"),
+        ({"processes": 1.5}, "processes is 1.5; write a whole number"),
+        ({"processes": -1}, "processes is -1; write a whole number"),
         ({"out": ""}, "is no folder; write its name"),
         ({"out": __file__}, "is a file; choose another --out"),
         ({"noise": 2.0}, "noise does nothing here: only the task 'synthetic' has it"),
@@ -274,6 +277,13 @@ def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(
         run.client_accuracy_r.mean(), abs=1e-4
     )
     assert (row["worst_tenth"], row["client_sd"]) == (run.fairness.worst_tenth, run.fairness.sd)
+
+
+def test_a_folder_may_be_named_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = deltafl.compare("toy", "uniform", **QUICK | {"out": "~/results"})
+    assert result.folder == tmp_path / "results"
+    assert deltafl.load("~/results").folder == result.folder
 
 
 @pytest.mark.parametrize("folder", [5, "", None])

@@ -42,7 +42,7 @@ class Tracker(AbstractContextManager["Tracker"]):
 
     def __init__(self, folder: AnyPath) -> None:
         require(self.package, self.package)
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         self._open: Json = {}
 
     def __call__(self, done: RoundDone) -> None:

@@ -247,7 +247,8 @@ def _folder(given: Any, command: str = "", task: str = "") -> Path:
         return new_folder(command, task)
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise DeltaflError(f"{given!r} is no folder; write its name, such as 'my-results'")
-    return Path(given)
+    # A shell does so; a folder that is called ~ nobody wants.
+    return Path(given).expanduser()
 
 
 def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from numbers import Integral
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ...errors import require
+from ...errors import DeltaflError, is_in, require
 from ...scale.stretches import cores_allowed
 from ...store.files import below
 from ...store.lines import NOTHING, line_of, whole_lines
@@ -124,12 +125,16 @@ def require_simulator() -> None:
         require(package, "sim")
 
 
-def count_processes(asked: int | None, device: str | None) -> int:
+def count_processes(asked: Any, device: str | None) -> int:
     """How many runs are played side by side: ``asked``, else one per core that this process may
     use; one alone on a GPU.
     """
-    if asked:
-        return asked
+    if asked is not None:
+        if not is_in(asked, "[1, inf)") or not isinstance(asked, Integral):
+            raise DeltaflError(
+                f"processes is {asked!r:.60}; write a whole number from 1 on, or leave it out"
+            )
+        return int(asked)
     if device not in (None, "cpu"):
         return 1
     return cores_allowed()
