@@ -281,8 +281,10 @@ def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(
 
 def test_a_folder_may_be_named_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    result = deltafl.compare("toy", "uniform", **QUICK | {"out": "~/results"})
+    own = {"out": "~/results", "memory_path": "~/rows"}
+    result = deltafl.compare("toy", "innovation", **QUICK | own)
     assert result.folder == tmp_path / "results"
+    assert (tmp_path / "rows").is_dir()
     assert deltafl.load("~/results").folder == result.folder
 
 

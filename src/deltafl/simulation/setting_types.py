@@ -2,6 +2,7 @@
 and which values are allowed.
 """
 
+import os.path
 import re
 from contextlib import suppress
 from typing import Annotated, Any, Literal
@@ -35,6 +36,8 @@ def _named(folder: str) -> str:
 
 
 Folder = Annotated[str, AfterValidator(_named)]
+#: Of this machine; one that all machines have keeps its ~, which is each user's own.
+FolderHere = Annotated[Folder, AfterValidator(os.path.expanduser)]
 
 
 def _device(name: str) -> str:

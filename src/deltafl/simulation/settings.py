@@ -59,6 +59,7 @@ from .setting_types import (
     Device,
     Finite,
     Folder,
+    FolderHere,
     Memory,
     Metrics,
     Name,
@@ -209,7 +210,7 @@ class Settings(BaseModel):
     """clients count by their numbers of examples, or all the same"""
     memory_dtype: Literal["float32", "bfloat16"] = "float32"
     """of the update per client that some samplers keep"""
-    memory_path: Folder | None = None
+    memory_path: FolderHere | None = None
     """folder on a disk for these updates; in RAM if not set"""
     metric: Metrics | None = None
     """what judges runs, then what else is recorded: roc_auc,f1; the task's if not set"""
