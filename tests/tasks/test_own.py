@@ -397,6 +397,28 @@ class Masked(torch.nn.Linear):
         return super().forward(x) + torch.tensor([0, -torch.inf])
 
 
+class Keeping(torch.nn.Linear):
+    """Keeps what its passes in training make, as for a loss of hidden layers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = super().forward(x)
+        if self.training:
+            self.made = [*getattr(self, "made", []), output]
+        return output.softmax(1)
+
+
+class Silent(torch.nn.Linear):
+    """Its ``train`` forgets to return it."""
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+
+
+def of_one_logit(output: Any, y: Any) -> Any:
+    """Of one example the output has no axis left."""
+    return torch.nn.functional.binary_cross_entropy_with_logits(output.squeeze(), y.float())
+
+
 def of_first(output: Any, y: Any) -> Any:
     return torch.nn.functional.cross_entropy(output, 0 * y)
 
@@ -432,6 +454,7 @@ def tiny(output: Any, y: Any) -> Any:
         {"make_model": partial(Averaging, "constant", is_needed=False)},
         {"make_model": partial(Started, torch.uint8)},
         {"make_model": partial(Masked, 3, 2), "loss": of_first},
+        {"make_model": partial(torch.nn.Linear, 3, 1), "loss": of_one_logit},
         {"make_model": partial(Auxiliary, 3, 2), "loss": of_each_head},
         {"gradient_noise_m": np.array([0.0, 0.1])},
         {"initial_params": np.zeros(8, np.float32)},
@@ -443,6 +466,11 @@ def test_unusual_tasks_that_are_right(given: dict[str, Any]) -> None:
 
 ONE_HOT = np.eye(2, dtype=np.float32)[Y]
 BROKEN: dict[str, dict[str, Any]] = {
+    "train() or eval() of Silent does not return": {"make_model": partial(Silent, 3, 2)},
+    "probabilities, between 0 and 1 whatever it": {
+        "make_model": partial(Keeping, 3, 2),
+        "metric": "log_loss",
+    },
     "train_x has 9 rows and train_y 10": data(train_x=X[:9]),
     "train_x is float64 of shape (10, 3); make it a NumPy array of float32": data(
         train_x=X.astype(np.float64)

@@ -323,6 +323,11 @@ def _smoke_test(task: Task, seed: int) -> None:
             "the model cannot be copied, as local training does",
             lambda: copied(original),
         )
+        if _tried("eval() of the model failed", model.eval) is not model:
+            raise DeltaflError(
+                f"train() or eval() of {type(model).__name__} does not return the model, as "
+                "PyTorch's do; write return self at its end"
+            )
         for entry in task.parts_of(original).entries:
             tensor = original.state_dict()[entry.name]
             if entry.kind == "trained" and tensor.dtype != torch.float32:
@@ -333,9 +338,11 @@ def _smoke_test(task: Task, seed: int) -> None:
         spare_single_values(model)
         _check_step(task, model, x, y, original)
         _check_state(task, original, x, y)
-        _check_ends(task, model)
-        _check_metrics(task, model, stream(seed, "model"))
-        _check_loss(task, (2, *model.eval()(x).shape[1:]))
+        # What a step leaves in a model may keep it from being copied again.
+        judged = copied(original).eval()
+        _check_ends(task, judged)
+        _check_metrics(task, judged, stream(seed, "model"))
+        _check_loss(task, (2, *judged(x).shape[1:]))
     losses = []
     for _ in range(2):
         with seeded(stream(seed, "model")), torch.no_grad():
@@ -349,11 +356,11 @@ def _smoke_test(task: Task, seed: int) -> None:
             "let make_model, the model and the loss draw from torch, numpy.random or random, which "
             "are seeded, and remember nothing outside of the model"
         )
-    # Of one example, and of the same example twice.
+    # Of one example, which some losses do not take, and of the same example twice.
     sums = []
     for rows in ([0], [0, 0]):
         with seeded(stream(seed, "model")), torch.no_grad():
-            sums.append(task.loss(output[rows], y[rows]).item())
+            sums.append(_loss_or_nan(task, output[rows], y[rows]))
     if sums[0] != 0 and np.isclose(sums[1], 2 * sums[0], rtol=1e-5, atol=0):
         raise DeltaflError(
             "the loss is a sum over the minibatch, so that steps and test losses would grow with "
@@ -652,8 +659,8 @@ def _shapes(model: Module) -> dict[str, tuple[int, ...]]:
 
 
 def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
-    """Judge the outputs on some test examples; where these have no value, as many as there are
-    test examples, then random ones.
+    """Judge the outputs of a model in evaluation on some test examples; where these have no value,
+    as many as there are test examples, then random ones.
     """
     from .modules import torch
 
@@ -664,7 +671,7 @@ def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
     y = as_array(some)
     with torch.no_grad():
         what = f"the model failed on {len(x)} test examples"
-        output = as_array(_tried(what, lambda: model.eval()(x)))
+        output = as_array(_tried(what, lambda: model(x)))
     targets = targets_of(y, output.shape[1:], data.num_classes)
     if _are_shares(output):
         _check_logits(task, model, x, targets)
@@ -812,7 +819,7 @@ def _judge_some(
         return
     with torch.no_grad():
         some = model_inputs(task, torch.tensor(x))
-        output = _tried(f"the model failed on {what}", partial(model.eval(), some))
+        output = _tried(f"the model failed on {what}", partial(model, some))
         loss = partial(task.loss, output, torch.tensor(y))
         _tried(f"the loss failed on {of_loss}", loss)
 

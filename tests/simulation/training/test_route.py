@@ -291,6 +291,13 @@ def pairs(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (output[:, None] - output[None]).square().mean()
 
 
+def variance(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Of one example it is an error."""
+    if len(y) == 1:
+        raise ValueError
+    return output.var()
+
+
 ALTERNATING = np.arange(900) % 2
 #: One example alone has the class 1: no 64 that are spread over the test set see it.
 RARE = (np.arange(900) == 777).astype(np.int64)
@@ -307,6 +314,7 @@ RARE = (np.arange(900) == 777).astype(np.int64)
         (lambda output, y: functional.nll_loss(output.log_softmax(1), y), True),
         (lambda output, y: -(output[torch.arange(len(y)), y]).mean(), True),
         (pairs, False),
+        (variance, False),
     ],
 )
 def test_a_loss_that_is_no_mean_is_known_whatever_a_new_model_answers(

@@ -159,8 +159,18 @@ class Judging(Base):
         return output if self.training else (10 * output).softmax(-1)
 
 
+class Particular(Base):
+    """Takes parameters alone for weights, and a batch has other tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(self.head.weight, nn.Parameter):
+            raise TypeError
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
-    ("make", "fits"), [(Centred, False), (Damped, False), (Judging, True), (Base, True)]
+    ("make", "fits"),
+    [(Centred, False), (Damped, False), (Particular, False), (Judging, True), (Base, True)],
 )
 def test_a_batch_is_for_models_that_learn_the_same_in_it(
     make: Callable[[], nn.Module], fits: bool
@@ -227,8 +237,22 @@ class Strided(nn.Module):
         return output
 
 
-def test_a_layout_that_changes_the_result_is_not_chosen() -> None:
-    model = Strided()
+class Contiguous(Strided):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        return super().forward(x)
+
+
+class Standardised(Strided):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.min() >= 0:
+            raise ValueError
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("make", [Strided, Contiguous, Standardised])
+def test_a_layout_that_changes_the_result_is_not_chosen(make: Callable[[], nn.Module]) -> None:
+    model = make()
     x = torch.from_numpy(RNG.normal(size=(3, 2, 4, 4)).astype(np.float32))
     assert torch.equal(choose_forward(model, x)(x), model(x))
 

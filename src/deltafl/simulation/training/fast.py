@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ...errors import OWN_ERRORS
 from ...model_parts import copied
 from ...tasks.losses import Loss
 from ...types import IntArray, Params, Rng
@@ -206,7 +207,7 @@ def choose_forward(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
     try:
         with norms:
             expected = torch.as_tensor(model(some.clone()))
-    except RuntimeError:  # some models do not take any numbers
+    except OWN_ERRORS:  # some models do not take any numbers
         return model
     agrees = partial(_agrees, trained=[*trained_parameters(model).values()], expected=expected)
     length = _tiled_length(model)
@@ -305,7 +306,7 @@ def _agrees(
     try:
         output = forward(some)
         torch.autograd.grad(output.sum(), trained, allow_unused=True)
-    except RuntimeError:
+    except OWN_ERRORS:  # some look at the layout, and refuse it
         return False
     # For a model may look at the strides of what it gets.
     return is_close(output, expected)

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import OWN_ERRORS, DeltaflError, log
+from ...errors import OWN_ERRORS, DeltaflError, in_one_line, log
 from ...model_parts import ModelParts, copied
 from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task
@@ -101,7 +101,7 @@ def choose_route(
                 steps = "graph"
         # Some layers, as LSTM cells, call other operations on a GPU than on a CPU.
         except RuntimeError as error:
-            no_batch = f"a batch does not run on {device} ({_short(error)})"
+            no_batch = f"a batch does not run on {device} ({in_one_line(error)[:100]})"
     if no_batch is not None:
         if how.precision == "bfloat16":
             raise DeltaflError(
@@ -252,7 +252,10 @@ def _is_mean_of(task: Task, output: Tensor, y: Tensor) -> bool:
 
     whole = loss(slice(None))
     # One by one: in parts with equal shares of the classes their weights would not show.
-    each = np.array([loss(slice(row, row + 1)) for row in range(len(y))])
+    try:
+        each = np.array([loss(slice(row, row + 1)) for row in range(len(y))])
+    except OWN_ERRORS:  # such as one of pairs
+        return False
     if not np.isfinite(whole):
         return True
     if not np.isfinite(each).all():
@@ -260,11 +263,6 @@ def _is_mean_of(task: Task, output: Tensor, y: Tensor) -> bool:
     # Where gains and losses cancel each other, digits are lost.
     lost = 1e-6 * np.abs(each).mean()
     return bool(np.isclose(each.mean(), whole, rtol=1e-4, atol=lost))
-
-
-def _short(error: Exception) -> str:
-    """The beginning of what torch says of an operation, in one line."""
-    return " ".join(str(error).split())[:100]
 
 
 def noted_route(folder: Path) -> Route | None:
@@ -475,8 +473,8 @@ def vectorized_incompatibility(model: nn.Module, task: Task) -> str | None:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*batching rule")
             is_same = _learns_the_same(model, task)
-    except (RuntimeError, UserWarning) as error:
-        return f"torch.vmap does not run the model ({_short(error)})"
+    except OWN_ERRORS as error:  # some models refuse what vmap gives them
+        return f"torch.vmap does not run the model ({in_one_line(error)[:100]})"
     if not is_same:
         return (
             "a batch of clients learns something else than one after the other, as where a model "
