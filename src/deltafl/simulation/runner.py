@@ -4,6 +4,7 @@ The jobs are pure functions, so it does not matter which process does which.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -47,13 +48,16 @@ class ClientRunner:
         *stored: Tensor,
     ) -> None:
         keep_freed_memory()  # in the process that trains, which may be another one
+        self._device = device = torch.device(route.device)
+        # What a loss holds, such as weights of classes, goes where the outputs are.
+        if device.type != "cpu" and isinstance(task.loss, torch.nn.Module):
+            task = replace(task, loss=copied(task.loss).to(device))
         self._task = task
         self._work = work
         self._seed = seed
         self._evaluation_batch = form.evaluation_batch
         # All clients report mean squared losses or none does: a sampler compares them.
         self._losses = losses_of(task.loss, stored[1])
-        self._device = device = torch.device(route.device)
         self._precision = route.precision
         self._data = [part.to(device) for part in stored]
         model = new_model(task.make_model, seed).to(device)

@@ -166,6 +166,17 @@ def test_the_loop_runs_on_every_device(device: str, name: str) -> None:
     assert_equal_to_twins(Engine(task, work, 0, kept=Route("loop", device)), work)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_of_classes_are_where_the_outputs_are(device: str) -> None:
+    task = task_of("mlp", loss=nn.CrossEntropyLoss(torch.arange(1.0, CLASSES + 1)))
+    engine = Engine(task, WORKS["epochs"], 0, kept=Route("loop", device))
+    assert_equal_to_twins(engine, WORKS["epochs"])
+    params_d = engine.initial_params()
+    on_cpu = Engine(task, WORKS["epochs"], 0, kept=Route())
+    loss = on_cpu.evaluate(params_d).loss
+    assert engine.evaluate(params_d).loss == pytest.approx(loss, rel=1e-5)
+
+
 def tanh_net(features: int, hidden: list[int], classes: int) -> nn.Module:
     last = nn.Linear(6, classes)
     return nn.Sequential(

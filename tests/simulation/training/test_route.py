@@ -64,6 +64,15 @@ nn.init.constant_(cast(nn.Linear, RANDOM[1]).bias, -9.0)
 MLP = MODELS["mlp"][0]()
 
 
+class Normed(nn.Linear):
+    """Makes the norms of its weights 1 in each pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.div_(self.weight.norm(dim=1, keepdim=True))
+        return super().forward(x.flatten(1))
+
+
 @pytest.mark.parametrize(
     ("model", "changes", "word"),
     [
@@ -71,13 +80,14 @@ MLP = MODELS["mlp"][0]()
         (RANDOM, {}, "random"),
         (MLP, {"loss": own_loss}, "loss"),
         (Looks(), {}, "vmap"),
+        (Normed(17, 5), {}, "copies"),
     ],
 )
 def test_what_cannot_be_a_batch_is_not_trained_in_bfloat16(
     model: nn.Module, changes: dict[str, object], word: str
 ) -> None:
     task = task_of("mlp", make_model=lambda: model, **changes)
-    reason = vectorized_incompatibility(model, task)
+    reason = vectorized_incompatibility(model, task, "bfloat16")
     assert reason is not None
     assert word in reason
     with pytest.raises(DeltaflError, match=f"{re.escape(reason)}; write 'float32'"):

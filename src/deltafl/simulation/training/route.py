@@ -94,7 +94,7 @@ def choose_route(
         return Route("loop")
     path = "batched"
     steps = "eager"
-    no_batch = vectorized_incompatibility(model, task)
+    no_batch = vectorized_incompatibility(model, task, how.precision)
     if no_batch is None:
         try:
             if captures_steps(model, task, device, how.precision):
@@ -461,7 +461,11 @@ def _cohort_incompatibility(model: nn.Module, task: Task) -> str | None:
     return "the squared error of a single example is known for one number per example only"
 
 
-def vectorized_incompatibility(model: nn.Module, task: Task) -> str | None:
+def vectorized_incompatibility(
+    model: nn.Module,
+    task: Task,
+    precision: str = "float32",
+) -> str | None:
     """Why a cohort of a task cannot be trained as a batch, or None; tried on two clients."""
     if own_form(model) is None:
         model = with_masks(model, example_of(task))
@@ -480,7 +484,19 @@ def vectorized_incompatibility(model: nn.Module, task: Task) -> str | None:
             "a batch of clients learns something else than one after the other, as where a model "
             "mixes the examples of a minibatch or has hooks on gradients"
         )
+    if precision == "bfloat16" and _writes_parameters(model, first_examples(task)[0]):
+        return "a forward pass would write into copies of the parameters, in bfloat16"
     return None
+
+
+def _writes_parameters(model: nn.Module, examples: Tensor) -> bool:
+    """Whether a pass changes parameters in place, as a limit on norms does."""
+    trial = copied(model).train()
+    # PyTorch counts what is written, be it the same number.
+    before = [param._version for param in trial.parameters()]
+    with torch.no_grad(), seeded(np.random.default_rng(0)):
+        trial(examples)
+    return [param._version for param in trial.parameters()] != before
 
 
 def _learns_the_same(model: nn.Module, task: Task) -> bool:
