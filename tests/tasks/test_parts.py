@@ -1,9 +1,12 @@
 """Parts of the training examples that nobody trains on: a public part, and one for validation."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation import RunSettings, make_settings, task_of
@@ -29,6 +32,27 @@ def test_a_class_that_nobody_holds_has_no_public_examples() -> None:
     without = replace(task, client_rows=[rows[label_e[rows] != 4] for rows in task.client_rows])
     sizes = [len(rows) for rows in with_public(without, 2, seed=0).public_rows]
     assert sizes == [0 if label == 4 else 2 for label in range(10)]
+
+
+@pytest.mark.parametrize("form", [tuple, list, torch.tensor, np.uint64])
+def test_rows_and_labels_may_come_in_any_form(form: Callable[[Any], Any]) -> None:
+    """Float labels as the binary cross-entropy takes them, of which one counts nowhere."""
+    whole = make_task("digits", seed=0, num_clients=10)
+    y = (whole.dataset.train_y > 4).astype(np.int64)
+    y[whole.client_rows[0][0]] = -1
+    task = replace(whole, dataset=replace(whole.dataset, train_y=y, num_classes=2))
+    other = replace(
+        whole,
+        dataset=replace(task.dataset, train_y=y.astype(np.float32)),
+        client_rows=[form(whole.client_rows[0][:1]), *map(form, whole.client_rows[1:])],
+    )
+    task = replace(task, client_rows=[whole.client_rows[0][:1], *whole.client_rows[1:]])
+    for one, two in (
+        (with_public(task, 7, seed=3), with_public(other, 7, seed=3)),
+        (with_validation(task, 0.2, seed=3), with_validation(other, 0.2, seed=3)),
+    ):
+        np.testing.assert_equal(one.client_rows, two.client_rows)
+        np.testing.assert_equal(one.public_rows, two.public_rows)
 
 
 def test_clients_of_one_example_keep_it() -> None:

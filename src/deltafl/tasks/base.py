@@ -228,16 +228,17 @@ def with_public(task: Task, count: int, seed: int) -> Task:
         )
     rng = stream(seed, "public")
     # A row may be held by several clients.
-    held_e = np.unique(np.concatenate(task.client_rows))
+    held_e = np.unique(np.concatenate(task.client_rows, dtype=np.int64))
     # One example of each client stays where it is.
     last_m = [rng.choice(np.asarray(rows)) for rows in task.client_rows]
     row_e = rng.permutation(np.setdiff1d(held_e, last_m))
     of_class = [row_e[data.train_y[row_e] == label] for label in range(data.num_classes)]
-    # A class that no client has cannot be public; all others must.
-    for label in np.unique(data.train_y[held_e]):
-        if len(of_class[label]) < count:
+    held_y = data.train_y[held_e]
+    for label, found in enumerate(of_class):
+        # A class that no client has cannot be public; all others must.
+        if len(found) < count and label in held_y:
             raise DeltaflError(
-                f"public is {count}; {data.name} has {len(of_class[label])} of class {label} "
+                f"public is {count}; {data.name} has {len(found)} of class {label} "
                 "beside one example of each client: lower 'public'"
             )
     public = [rows[:count] for rows in of_class]
@@ -287,4 +288,6 @@ def _without(task: Task, row_e: IntArray) -> list[IntArray]:
     """The clients' rows but for some, also where several clients hold one of these."""
     stays_e = np.ones(len(task.dataset.train_x), bool)
     stays_e[row_e] = False
-    return [np.asarray(rows)[stays_e[rows]] for rows in task.client_rows]
+    # Arrays first: NumPy takes a tuple, or a tensor of one number, for a place and not for rows.
+    rows_m = map(np.asarray, task.client_rows)
+    return [row_n[stays_e[row_n]] for row_n in rows_m]
