@@ -98,17 +98,10 @@ def is_close(one: Tensor, other: Tensor) -> bool:
 
 
 def _held(model: nn.Module) -> list[tuple[str, str]]:
-    """What a module and its parts hold, and their classes, if a user wrote these."""
+    """What a module and its parts hold themselves: no copy has what their classes hold."""
     found = []
     for part in model.modules():
-        values = dict(vars(part))
-        if not type(part).__module__.startswith("torch."):
-            values |= {
-                name: value
-                for name, value in vars(type(part)).items()
-                if not name.startswith("__") and not callable(value)
-            }
-        for name, value in values.items():
+        for name, value in vars(part).items():
             # Such as weak references to weights, which an LSTM has.
             with suppress(UnknownError):
                 if name != "_modules":
