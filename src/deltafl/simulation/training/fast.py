@@ -40,7 +40,7 @@ from .serial import (
     result_of,
     squared_norm,
 )
-from .tensors import has_hooks, is_close, take_back, trained_parameters
+from .tensors import has_hooks, is_close, take_back, take_gradient, trained_parameters
 
 CPU = torch.device("cpu")
 
@@ -154,13 +154,10 @@ class FastTrainer:
                     varied = augment(x_batch)
                 output = self._forward(varied)
                 batch_loss = self._loss(output, y_batch)
-                # Unused parameters have gradients of 0, as in the reference.
-                gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
+                batch_loss.backward()
             for param, piece in zip(self._params, self._pieces, strict=True):
                 take_back(param, piece)  # as ``flatten_parameters()`` of an LSTM asks for on a GPU
-            # Of an Embedding they may be sparse.
-            flat = [gradient.to_dense().reshape(-1) for gradient in gradients]
-            torch.cat(flat, out=own.gradient)
+            torch.cat([*map(take_gradient, self._params)], out=own.gradient)
             mean_loss.add(batch_loss.item())
             square_loss_sum += mean_square(losses, output, y_batch)
             if noise is not None:

@@ -32,7 +32,7 @@ from .dropout import masked_layers, with_masks
 from .fast import FastTrainer
 from .graphs import WARM_UPS
 from .serial import LocalJob, LocalWork, is_cross_entropy, losses_of
-from .tensors import is_close, needs_backward, remembers, tensors_of, trained_parameters
+from .tensors import is_close, remembers, tensors_of, trained_parameters
 from .vectorized import own_form
 
 _NOTE = "engine.json"
@@ -437,8 +437,6 @@ def incompatibility(
         # They would be no part of the vector any more.
         if [param.data_ptr() for param in trial.parameters()] != memory:
             return "a forward pass puts other numbers in the place of parameters"
-        if needs_backward(model, some):
-            return "layers of the model compute gradients in backward() alone"
         if remembers(model, some, training=True):
             return "a forward pass changes the model, beside its parameters"
     return None

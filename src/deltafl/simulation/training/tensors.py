@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -66,25 +67,6 @@ def _mean_square(output: Any) -> Tensor:
         output = [*output.values()]
     parts = output if isinstance(output, list | tuple) else []
     return sum(map(_mean_square, parts), torch.zeros(()))
-
-
-def needs_backward(model: nn.Module, examples: Tensor) -> bool:
-    """Whether ``autograd.grad`` does not give a model the gradients that ``backward`` does: some
-    layers, such as reentrant checkpoints, compute theirs as a side effect of the latter.
-    """
-    trial = copied(model).train()
-    trained = list(trained_parameters(trial).values())
-    torch.autograd.backward(_mean_square(trial(examples.clone())))
-    expected = [param.grad for param in trained]
-    try:
-        loss = _mean_square(trial(examples.clone()))
-        found = torch.autograd.grad(loss, trained, materialize_grads=True)
-    except RuntimeError:
-        return True
-    return not all(
-        is_close(one.to_dense(), torch.zeros_like(one) if other is None else other.to_dense())
-        for one, other in zip(found, expected, strict=True)
-    )
 
 
 def is_close(one: Tensor, other: Tensor) -> bool:
@@ -204,16 +186,20 @@ class ModelTensors:
 
     def gradient(self) -> Tensor:
         """The gradient in the flat vector, 0 in unused parameters."""
-        parts = []
-        for of_tensor in self._trained:
-            # Tied weights that are several tensors have a part of the gradient each.
-            found = [tensor.grad.to_dense() for tensor in of_tensor if tensor.grad is not None]
-            if found:
-                total = sum(found[1:], found[0])
-            else:
-                total = torch.zeros_like(of_tensor[0])
-            parts.append(total.reshape(-1))
-        return torch.cat(parts)
+        # Tied weights that are several tensors have a part of the gradient each.
+        return torch.cat(
+            [reduce(torch.add, map(take_gradient, of_tensor)) for of_tensor in self._trained]
+        )
+
+
+def take_gradient(tensor: Tensor) -> Tensor:
+    """The gradient as a vector, of which the tensor keeps nothing; 0 where nothing used it."""
+    gradient = tensor.grad
+    tensor.grad = None
+    if gradient is None:
+        return torch.zeros_like(tensor).reshape(-1)
+    # Of an Embedding it may be sparse.
+    return gradient.to_dense().reshape(-1)
 
 
 def take_back(tensor: Tensor, piece_d: Tensor) -> None:
