@@ -358,6 +358,19 @@ def own_tensors(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def tensors_of(model: Any) -> dict[str, Any]:
+    """The parameters and buffers of a module by the names of its state dict."""
+    state = state_of(model)
+    tensors = own_tensors(model, state)
+    for name in state:
+        if name not in tensors:
+            raise DeltaflError(
+                f"the model's state dict has {name!r}, which is none of its parameters and "
+                "buffers; let it have these tensors themselves, or copies by their own names"
+            )
+    return tensors
+
+
 def _require_whole(left_out: Mapping[str, Any], others: Mapping[str, Any]) -> None:
     """Refuse parameters with a gradient that the state dict has in no form; ``others`` are its
     tensors that are none of the module's own.

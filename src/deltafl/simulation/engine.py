@@ -21,6 +21,7 @@ from ..tasks.base import Task
 from ..tasks.checks import check_single
 from ..tasks.dataset import Dataset
 from ..tasks.metrics import Look, outputs, right
+from ..tasks.modules import freeze
 from ..types import FloatArray, IntArray, Params, Reports
 from .judged import Evaluation, Judged
 from .parallel.workers import Recipe, Workers
@@ -29,7 +30,6 @@ from .runner import ClientRunner, new_model
 from .training import torch
 from .training.route import Computation, Route, choose_route, form_of
 from .training.serial import LocalResult, LocalWork
-from .training.tensors import freeze
 
 BYTES_PER_PARAMETER = 4  # float32
 _NONE = np.zeros(0)

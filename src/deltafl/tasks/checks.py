@@ -19,9 +19,8 @@ from ..model_parts import (
     as_array,
     copied,
     listed,
-    own_tensors,
     require_apart,
-    state_of,
+    tensors_of,
 )
 from ..streams import stream
 from ..types import Array, IntArray, Rng
@@ -588,16 +587,16 @@ def _check_state(task: Task, original: Module, x: Tensor, y: Tensor) -> None:
     if not lost:
         return
     trained = copied(original)
-    before = own_tensors(original, state_of(original))
+    before = tensors_of(original)
     try:
         _train_twice(task, trained, x, y)
         # Looked up now, as a forward pass may put other tensors in their place.
-        after = own_tensors(trained, state_of(trained))
+        after = tensors_of(trained)
         moved = [name for name in lost if not torch.equal(before[name], after[name])]
         if not moved:
             return
         other = copied(original)
-        tensors = own_tensors(other, state_of(other))
+        tensors = tensors_of(other)
         with torch.no_grad():
             for name in moved:
                 tensors[name].copy_(after[name])
@@ -636,21 +635,14 @@ def _who_needs(model: Module, other: Module, x: Tensor) -> str | None:
 
 def _train_twice(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
     """Two steps, as a client takes them: what follows the parameters moves in the second."""
-    from .modules import keep_frozen_statistics, spare_single_values
+    from .modules import freeze, keep_frozen_statistics, spare_single_values, take_step
 
-    tensors = own_tensors(model, state_of(model))
-    frozen = {id(tensors[name]) for name in task.parts_of(model).names("frozen")}
-    for param in model.parameters():
-        if id(param) in frozen:
-            param.requires_grad_(False)
+    frozen = freeze(model, task.parts_of(model))
     spare_single_values(model.train())
     keep_frozen_statistics(model, frozen)
     for _ in range(2):
-        model.zero_grad()
         task.loss(model(x.clone()), y.clone()).backward()
-        for param in model.parameters():
-            if param.grad is not None:
-                param.data.sub_(param.grad.to_dense(), alpha=0.1)
+        take_step(model)
 
 
 def _shapes(model: Module) -> dict[str, tuple[int, ...]]:

@@ -1,11 +1,12 @@
-"""The models of ``toy``, ``synthetic`` and text, a block of ResNets. This file imports PyTorch:
-import it late.
+"""The models of ``toy``, ``synthetic`` and text, a block of ResNets, and what is done to any module
+before clients train it. This file imports PyTorch: import it late.
 """
 
 import math
 from collections.abc import Container, Sequence
 
 from ..errors import MissingExtraError
+from ..model_parts import ModelParts, tensors_of
 
 try:
     import torch
@@ -19,9 +20,11 @@ __all__ = [
     "Quadratic",
     "ResidualBlock",
     "Tensor",
+    "freeze",
     "keep_frozen_statistics",
     "nn",
     "spare_single_values",
+    "take_step",
     "torch",
 ]
 
@@ -179,6 +182,26 @@ def spare_single_values(model: nn.Module) -> None:
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             part.register_forward_pre_hook(before)
             part.register_forward_hook(after)
+
+
+def freeze(model: nn.Module, parts: ModelParts) -> dict[int, Tensor]:
+    """Take the gradient from the parameters that are frozen by name alone; all that is frozen, by
+    its id.
+    """
+    tensors = tensors_of(model)
+    frozen = {id(tensors[name]): tensors[name] for name in parts.names("frozen")}
+    for param in model.parameters():
+        if id(param) in frozen:
+            param.requires_grad_(False)
+    return frozen
+
+
+def take_step(model: nn.Module) -> None:
+    """A step of a trial along the gradients, which it takes away."""
+    for param in model.parameters():
+        if param.grad is not None:
+            param.data.sub_(param.grad.to_dense(), alpha=0.1)
+            param.grad = None
 
 
 def keep_frozen_statistics(model: nn.Module, frozen: Container[int]) -> None:

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import OWN_ERRORS, DeltaflError, in_one_line, log
-from ...model_parts import ModelParts, copied
+from ...model_parts import ModelParts, copied, tensors_of
 from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task
 from ...tasks.checks import first_examples, spread_examples, varied_targets
@@ -32,7 +32,7 @@ from .dropout import masked_layers, with_masks
 from .fast import FastTrainer
 from .graphs import WARM_UPS
 from .serial import LocalJob, LocalWork, is_cross_entropy, losses_of
-from .tensors import is_close, remembers, tensors_of, trained_parameters
+from .tensors import is_close, remembers, trained_parameters
 from .vectorized import own_form
 
 _NOTE = "engine.json"

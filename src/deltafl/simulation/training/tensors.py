@@ -9,17 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...errors import DeltaflError
-from ...model_parts import (
-    MEANS,
-    Arrays,
-    ModelParts,
-    as_array,
-    copied,
-    own_tensors,
-    state_of,
-)
-from ...tasks.modules import keep_frozen_statistics, spare_single_values
+from ...model_parts import MEANS, Arrays, ModelParts, as_array, copied, tensors_of
+from ...tasks.modules import freeze, keep_frozen_statistics, spare_single_values, take_step
 from ..describe import UnknownError, describe
 
 #: What clients bring back beside the flat vector.
@@ -49,10 +40,7 @@ def remembers(model: nn.Module, examples: torch.Tensor, training: bool) -> bool:
         loss = _mean_square(output)
         if loss.requires_grad:
             torch.autograd.backward(loss)
-            for param in trained:
-                if param.grad is not None:
-                    param.data.sub_(param.grad.to_dense(), alpha=0.1)
-                    param.grad = None
+            take_step(trial)
     for param, first in zip(trained, start, strict=True):
         param.data.copy_(first)
     return _held(trial) != before
@@ -96,15 +84,6 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: param for name, param in model.named_parameters() if param.requires_grad}
 
 
-def freeze(model: nn.Module, parts: ModelParts) -> None:
-    """Take the gradient from the parameters that are frozen by name alone."""
-    tensors = tensors_of(model)
-    frozen = {id(tensors[name]) for name in parts.names("frozen")}
-    for param in model.parameters():
-        if id(param) in frozen:
-            param.requires_grad_(False)
-
-
 class ModelTensors:
     """A module whose parameters come from a flat vector, and the rest from arrays.
 
@@ -132,8 +111,7 @@ class ModelTensors:
         }
         local = {id(tensors[name]): tensors[name] for name in parts.names("local")}
         self.own = [tensor for tensor in local.values() if tensor.requires_grad]
-        self._frozen = {id(tensors[name]): tensors[name] for name in parts.names("frozen")}
-        freeze(model, parts)
+        self._frozen = freeze(model, parts)
 
     def copied(self, share: bool = True) -> "ModelTensors":
         """A copy to train; to ``share`` frozen parameters is for models whose passes leave them
@@ -207,16 +185,3 @@ def take_back(tensor: Tensor, piece_d: Tensor) -> None:
     if tensor.data_ptr() != piece_d.data_ptr():
         piece_d.copy_(tensor.data.reshape(-1))
         tensor.data = piece_d.view_as(tensor)
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a module by the names of its state dict."""
-    state = state_of(model)
-    tensors = own_tensors(model, state)
-    for name in state:
-        if name not in tensors:
-            raise DeltaflError(
-                f"the model's state dict has {name!r}, which is none of its parameters and "
-                "buffers; let it have these tensors themselves, or copies by their own names"
-            )
-    return tensors
