@@ -100,6 +100,13 @@ def test_kinds_of_a_module_and_of_its_patterns() -> None:
     assert set(only.names("frozen")) == {e.name for e in only.entries} - set(only.trained)
 
 
+def test_a_name_is_a_pattern_of_itself() -> None:
+    """As JAX writes the path of an array."""
+    arrays = {"['dense']['bias']": np.ones(2), "['head']['bias']": np.ones(3)}
+    found = ModelParts.of(arrays, local=["['head']['bias']"])
+    assert list(found.trained) == ["['dense']['bias']"]
+
+
 def named(parameter: str, buffer: str) -> Any:
     model = nn.Module()
     model.layer = nn.Linear(2, 1)

@@ -629,7 +629,10 @@ def _kind(
 
 
 def _match(names: Iterable[str], patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+    """Whether one of the names fits a pattern, or is one: a name may have brackets."""
+    return any(
+        name == pattern or fnmatchcase(name, pattern) for name in names for pattern in patterns
+    )
 
 
 def _value_fault(entry: Entry, array: Array) -> str | None:

@@ -260,6 +260,15 @@ def test_a_minibatch_whose_labels_are_all_ignored_has_no_loss_and_takes_no_step(
     np.testing.assert_allclose(mixed.reports.loss_n, alone.reports.loss_n, atol=1e-6)
 
 
+def test_other_default_types_of_torch_are_refused() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(DeltaflError, match=r"float64, .* leave torch.set_default_dtype out"):
+            Engine(make_task(Counts), WORK, 0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_initial_parameters_depend_on_the_seed_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()

@@ -73,6 +73,11 @@ class Engine:
         self.task = task
         self.work = work
         self.workers = workers or Workers(1)
+        if torch.get_default_dtype() is not torch.float32:
+            raise DeltaflError(
+                f"torch's default dtype is {torch.get_default_dtype()}, and clients train in "
+                "float32: leave torch.set_default_dtype out"
+            )
         model = new_model(task.make_model, seed)
         if any(work.has_single(len(rows)) for rows in task.client_rows):
             check_single(task, model, seed)
