@@ -275,6 +275,15 @@ def test_the_first_sentence_without_a_gap_or_with_one_seed() -> None:
         headline(summarise(runs_of(census=[2, 3]), None))[0]
         == "census ends with the best accuracy: 80.0±0.0 %."
     )
+    # Between these two alone there is a difference with an interval, and no gap of others.
+    ends = runs_of(full=[2, 3], uniform=[4, 4])
+    sure = headline(summarise(ends, None))[1]
+    assert sure == (
+        "At the end, by paired seeds, full is not clearly apart from uniform (0.0 [0.0, 0.0] "
+        "points)."
+    )
+    equal = summarise(runs_of(full=[4], uniform=[4], census=[4]), None)
+    assert headline(equal)[1].startswith("One seed has no interval")
     lost = [make_run("census", 0, 1, "loss", loss_r=np.full(10, np.nan))]
     assert headline(summarise(lost, None))[0] == "No sampler has a finite result."
 

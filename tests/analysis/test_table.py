@@ -264,6 +264,11 @@ def test_remarks_state_the_result_first() -> None:
         ),  # no width: no proof
         ({"fedavg": [6], "fedis": [3]}, 0.7, "One seed: no intervals."),
         ({"fedavg": [3, 4]}, None, "No threshold was set"),
+        (
+            {"full": [3, 4, 3], "uniform": [7, 9, 8], "census": [4, 6, 5]},
+            None,
+            "Each interval is 95 % by itself",  # that of a gap, too
+        ),
         ({"fedis": [3, 4], "md": [3, 4]}, 0.7, "No speed-ups: neither uniform"),
         ({"fedavg": [None]}, 0.7, "No run reached 70 %."),
         (

@@ -79,15 +79,13 @@ def headline(summary: Summary) -> list[str]:
     else:
         return _without_intervals(summary)
     if race.found[best].low is None and summary.has_one_seed:
-        return [
-            f"{claim}, in one seed.",
-            "One seed has no interval: another seed may change the order.",
-        ]
+        return [f"{claim}, in one seed.", _ONE_SEED]
     if verdict_of(race.found[best]) != "better":
         return _without_a_lead(race)
     return [*_ahead_of_others(race), *_savings(summary, best)]
 
 
+_ONE_SEED = "One seed has no interval: another seed may change the order."
 _EVERYBODY = "Every method asks all clients in each round, so no sampler can differ from another"
 
 
@@ -160,10 +158,13 @@ def _without_intervals(summary: Summary) -> list[str]:
     cure = "add uniform and full to the samplers, with 3 seeds or more, and there is one"
     if any(run.stopped for entry in known for run in entry.seeds):
         cure = "it needs all rounds, and runs were stopped"
+    sure = f"No interval says how sure that is: {cure}."
+    if summary.has_one_seed and None not in references(summary):
+        sure = _ONE_SEED
     return [
         f"{known[0].sampler} ends with the best {summary.judge.heading}: "
         f"{value_text(known[0], summary)}{summary.judge.unit}.",
-        f"No interval says how sure that is: {cure}.",
+        next(_behind_full(summary), sure),
     ]
 
 
@@ -267,8 +268,9 @@ def remarks(summary: Summary) -> list[str]:
 def _results(summary: Summary) -> list[str]:
     """Which samplers are shown to be better or worse, by area, worst tenth and rounds."""
     entries = summary.by_label
-    # Full participation closes all of the gap by definition.
-    gaps = {x: e.gap_closed for x, e in entries.items() if base_name(x) != "full"}
+    # Full participation closes all of the gap by definition, and uniform sampling nothing.
+    apart = [x for x in entries if base_name(x) != "full" and x not in references(summary)]
+    gaps = {x: entries[x].gap_closed for x in apart}
     tails = {x: e.fairness.gain for x, e in entries.items() if e.fairness}
     speedups = {x: e.speedup for x, e in entries.items() if e.speedup}
     base = summary.baseline
@@ -289,7 +291,8 @@ def _results(summary: Summary) -> list[str]:
                 sentences.append(f"{word} {than}: {', '.join(shown)}.")
     if summary.threshold is not None and base is None:
         sentences.append("No speed-ups: neither uniform nor fedavg is among the samplers.")
-    if any(found.low is not None for found in speedups.values()):
+    differences = [*gaps.values(), *tails.values(), *speedups.values()]
+    if any(found is not None and found.low is not None for found in differences):
         if not sentences:
             sentences.append(
                 f"No interval shows a difference to {base}; more seeds make them shorter."
