@@ -21,6 +21,7 @@ from deltafl.analysis.forecast import (
 )
 from deltafl.analysis.statistics import Interval
 from deltafl.types import FloatArray
+from tools.runs import make_run
 
 GOAL = 0.8
 
@@ -57,6 +58,24 @@ def test_of_other_metrics_neither_unit_nor_zero_counts(factor: float, shift: flo
     found = short.rounds_to(factor * GOAL + shift, full)
     # As by the share, of which the first round's 6 % are the beginning here.
     np.testing.assert_allclose(found, [28, 40], rtol=0.05)
+
+
+def test_the_pace_of_a_run_is_known_though_its_first_rounds_have_no_value() -> None:
+    def runs(paces: tuple[float, float], rounds: int, missing: int) -> list[Course]:
+        """Losses without their first values."""
+        made = []
+        for seed, pace in enumerate(paces):
+            run = make_run("uniform", seed, None, "loss", rounds)
+            loss_r = np.exp(-run.round_r / (4 * pace))
+            loss_r[:missing] = np.nan
+            made.append(Course.of(run._replace(loss_r=loss_r), rounds))
+        return made
+
+    found = [
+        Trial("slow", 5, runs((4.0, 6.0), 12, missing)).rounds_to(-0.2, runs((1, 1.5), 20, missing))
+        for missing in (0, 2)
+    ]
+    np.testing.assert_allclose(found, [[28, 40], [28, 40]], rtol=0.05)
 
 
 def test_nothing_is_said_of_runs_that_have_learnt_nothing_or_are_too_short() -> None:

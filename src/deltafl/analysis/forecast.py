@@ -59,8 +59,11 @@ class Course(NamedTuple):
         # A value that is missing is no progress.
         known_r = np.where(np.isfinite(value_r), value_r, -np.inf)
         best_r = np.maximum.accumulate(known_r)
+        origin = 0.0
         # Nobody knows the least log loss or the largest error: what comes is measured by what came.
-        origin = 0.0 if run.judge.share else float(best_r[0])
+        if not run.judge.share:
+            # The first rounds may have no value, as the correlation of a constant has none.
+            origin = float(next(filter(np.isfinite, best_r), 0.0))
         is_over = run.diverged is not None and run.diverged <= rounds
         return cls(best_r, used(run)[:rounds], origin, is_over or len(best_r) < rounds)
 
@@ -79,8 +82,9 @@ class Course(NamedTuple):
         at = int(np.searchsorted(self.best_r, level))
         if at == len(self.best_r):
             return math.inf
-        if at == 0:
-            return 1.0
+        # Nothing is known of before.
+        if at == 0 or math.isinf(self.best_r[at - 1]):
+            return at + 1.0
         low, high = self.best_r[at - 1 : at + 1]
         return at + float((level - low) / (high - low))
 
