@@ -74,7 +74,13 @@ def write_setting(name: str, value: Any) -> str:
         and _WORD.match(value)
         and value.lower() not in {"true", "false", "none"}
     )
-    return f"{name}={value if bare else repr(value).replace(', ', ',')}"
+    if bare:
+        return f"{name}={value}"
+    written = repr(value)
+    # Not inside a text, which would be another one.
+    if not isinstance(value, str):
+        written = written.replace(", ", ",")
+    return f"{name}={written}"
 
 
 def split_outside(text: str, separator: str) -> list[str]:

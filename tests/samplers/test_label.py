@@ -21,6 +21,7 @@ from deltafl import (
     make_plan,
     make_sampler,
 )
+from deltafl.calls import parse_call, write_call
 from deltafl.estimators.table import find_estimator
 from deltafl.federation.rules import make_rules
 from deltafl.samplers import Label, bias_of, file_name, is_unbiased, parse_label, split_labels
@@ -82,6 +83,11 @@ def test_labels_are_taken_apart_and_written() -> None:
     }
     assert {text: str(parse_label(text)) for text in written} == written
     assert parse_label("census+average=0.5+scaffold").settings == {"scaffold": True, "average": 0.5}
+
+
+@pytest.mark.parametrize("value", ["b, c", "True", "", "it's", (1, 2), (0.5,), -1e-9, None])
+def test_what_an_option_is_written_as_is_read_as_its_value(value: object) -> None:
+    assert parse_call(write_call("name", {"option": value})) == ("name", {"option": value})
 
 
 @pytest.mark.parametrize("label", SAMPLERS)

@@ -265,10 +265,16 @@ def _check_means(cohorts: list[Cohort], available_m: BoolArray, n: int) -> None:
     for i in np.flatnonzero(
         available_m & ~(np.abs(mean_m - 1) <= _STANDARD_ERRORS * error_m + 1e-9)
     ):
-        raise AssertionError(
-            f"the sampler claims to be unbiased, but count / expected of client {i} has mean "
-            f"{mean_m[i]:.3f} +- {error_m[i]:.3f}, not 1"
+        fault = (
+            f"count / expected of client {i} has mean {mean_m[i]:.3f} +- {error_m[i]:.3f}, not 1"
         )
+        # Its expectation is in no cohort: it may be 0, or small.
+        if np.isinf(least_m[i]):
+            fault = (
+                f"client {i} was in none of {len(cohorts)} draws; raise its score "
+                "(deltafl.with_floor), or give more draws if so rare a client is meant"
+            )
+        raise AssertionError(f"the sampler claims to be unbiased, but {fault}")
 
 
 def same(a: Any, b: Any) -> bool:
