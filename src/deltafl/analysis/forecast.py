@@ -18,6 +18,7 @@ Letters: ``r`` evaluations of one run, ``s`` seeds, ``j`` cohort sizes that were
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -96,7 +97,12 @@ class Trial(NamedTuple):
     n: int
     courses: Sequence[Course]
 
-    def rounds_to(self, goal: float, full: Sequence[Course]) -> FloatArray:
+    def rounds_to(
+        self,
+        goal: float,
+        full: Sequence[Course],
+        farthest: float = FARTHEST,
+    ) -> FloatArray:
         """Rounds to the goal of each seed, float64 (s,); infinite where no forecast is possible."""
         stretch = self._stretch(full)
         rounds_s = np.empty(len(self.courses))
@@ -107,7 +113,7 @@ class Trial(NamedTuple):
                 # At least one more: it was not there in the last one.
                 rounds = max(stretch * reference.reach(goal), played + 1.0)
             # Farther than that, the pace of a short run says nothing.
-            rounds_s[seed] = rounds if rounds <= FARTHEST * played else math.inf
+            rounds_s[seed] = rounds if rounds <= farthest * played else math.inf
         return rounds_s
 
     def _stretch(self, full: Sequence[Course]) -> float:
@@ -194,6 +200,7 @@ class Curve:
         goal: In units of ``Course.best_r``.
         error_of: v(n), the relative error of a round's estimate.
         prices: What is paid.
+        farthest: See ``FARTHEST``.
     """
 
     def __init__(
@@ -203,21 +210,45 @@ class Curve:
         goal: float,
         error_of: Callable[[FloatArray], FloatArray],
         prices: Prices,
+        farthest: float = FARTHEST,
     ) -> None:
         self.method = trials[0].method
         self.diverged = [trial.n for trial in trials if trial.diverged(goal)]
-        rounds_js = np.array([trial.rounds_to(goal, full) for trial in trials])
+        rounds_js = np.array([trial.rounds_to(goal, full, farthest) for trial in trials])
         # Where some seed never gets there, no mean of the others stands for it.
         known_j = np.isfinite(rounds_js).all(axis=1)
         self.trials = [trial for trial, known in zip(trials, known_j, strict=True) if known]
-        self.rounds_js: FloatArray = rounds_js[known_j]
+        self._rounds_j: FloatArray = rounds_js[known_j].mean(axis=1)
+        self._full = full
         self._goal = goal
         self._error_of = error_of
         self._prices = prices
         self._n_j = np.array([trial.n for trial in self.trials], np.float64)
 
-    def rounds(self, size_n: IntArray, rounds_j: FloatArray) -> FloatArray:
+    @cached_property
+    def without(self) -> "list[Curve]":
+        """The curves without each seed; none where one of them has no trial that gets to the
+        goal.
+        """
+        curves = []
+        seeds = range(len(self._full))
+        for left_out in seeds:
+            kept = [seed for seed in seeds if seed != left_out]
+            trials = [
+                trial._replace(courses=[trial.courses[seed] for seed in kept])
+                for trial in self.trials
+            ]
+            full = [self._full[seed] for seed in kept]
+            # Anew: unfinished runs are forecast by the pace of all seeds that there are.
+            curve = Curve(trials, full, self._goal, self._error_of, self._prices, math.inf)
+            if not kept or not curve.trials:
+                return []
+            curves.append(curve)
+        return curves
+
+    def rounds(self, size_n: IntArray) -> FloatArray:
         """R(n) fitted to the mean rounds of the trials."""
+        rounds_j = self._rounds_j
         # One size shows no trend.
         if len(rounds_j) == 1:
             return np.full(len(size_n), rounds_j[0])
@@ -240,10 +271,9 @@ class Curve:
         first_nk, later_nk = np.split(np.stack(columns, axis=1), 2, axis=1)
         return np.asarray(first_nk + later_nk * np.maximum(round_n - 1, 0)[:, None])
 
-    def costs(self, size_n: IntArray, rounds_j: FloatArray) -> FloatArray:
+    def costs(self, size_n: IntArray) -> FloatArray:
         """The cost to the goal, float64 (n,)."""
-        round_n = self.rounds(size_n, rounds_j)
-        return self._prices.spent(self.use(size_n, round_n))
+        return self._prices.spent(self.use(size_n, self.rounds(size_n)))
 
     def best(self) -> Forecast | None:
         """The n of least cost, from the least to the largest that was tried; None if no trial gets
@@ -252,27 +282,28 @@ class Curve:
         if not self.trials:
             return None
         size_n = np.arange(int(self._n_j.min()), int(self._n_j.max()) + 1)
-        cost_n = self.costs(size_n, self.rounds_js.mean(axis=1))
-        return self.at(int(size_n[np.argmin(cost_n)]))
+        return self.at(int(size_n[np.argmin(self.costs(size_n))]))
 
     def at(self, n: int) -> Forecast:
         """The forecast for n."""
-        size_1 = np.array([n])
         # The round of a census that moves no model comes before the first.
         lost = only_asks_first(self.method)
+        size_1 = np.array([n])
 
-        def after(round_1: FloatArray) -> FloatArray:
-            use_1k = self.use(size_1, round_1)
+        def after(curve: Curve, round_1: FloatArray) -> FloatArray:
+            use_1k = curve.use(size_1, round_1)
             _, up, down, *_, trainings = use_1k[0]
             cost_1 = self._prices.spent(use_1k)
             return np.array([round_1[0] + lost, trainings, up + down, cost_1[0]])
 
-        def numbers(rounds_js: FloatArray) -> FloatArray:
-            return after(self.rounds(size_1, rounds_js.mean(axis=1)))
-
-        found = jackknife(numbers, self.rounds_js)
+        found, *without = [after(curve, curve.rounds(size_1)) for curve in (self, *self.without)]
         # No run ends before its first round, however far apart the seeds are.
-        rounds, trainings, megabytes, cost = map(_at_least, after(np.ones(1)).tolist(), found)
+        least_x = after(self, np.ones(1))
+        rounds, trainings, megabytes, cost = map(
+            _at_least,
+            least_x.tolist(),
+            jackknife(found, without),
+        )
         measured = None
         for trial in self.trials:
             reached = [course.reach(self._goal) for course in trial.courses]
@@ -283,11 +314,10 @@ class Curve:
 
     def accuracy(self, n: int, round_r: FloatArray) -> list[Interval]:
         """The best value so far after these rounds with n clients, from the nearest n tried."""
-        mean_j = self.rounds_js.mean(axis=1)
         # As a ratio: 10 is as near to 5 as to 20.
         nearest = int(np.argmin(np.abs(np.log(self._n_j / n))))
         # As many rounds of the trial as these are worth.
-        factor = mean_j[nearest] / float(self.rounds(np.array([n]), mean_j)[0])
+        factor = self._rounds_j[nearest] / float(self.rounds(np.array([n]))[0])
         value_sr = []
         for course in self.trials[nearest].courses:
             played_r = np.arange(1, len(course.best_r) + 1)
@@ -297,32 +327,27 @@ class Curve:
 
 def cost_ratio(plain: Curve, n_plain: int, best: Curve, n: int) -> Interval:
     """How many times the cost of ``best`` with n clients ``plain`` takes, of paired seeds."""
-    split = len(plain.rounds_js)
 
-    def ratio(rounds_js: FloatArray) -> FloatArray:
-        of_plain = plain.costs(np.array([n_plain]), rounds_js[:split].mean(axis=1))
-        of_best = best.costs(np.array([n]), rounds_js[split:].mean(axis=1))
-        return of_plain / of_best
+    def ratio(of_plain: Curve, of_best: Curve) -> FloatArray:
+        return of_plain.costs(np.array([n_plain])) / of_best.costs(np.array([n]))
 
-    return jackknife(ratio, np.vstack([plain.rounds_js, best.rounds_js]))[0]
+    # Where one of them has no curves without a seed, there are no pairs.
+    return jackknife(ratio(plain, best), [*map(ratio, plain.without, best.without)])[0]
 
 
-def jackknife(numbers: Callable[[FloatArray], FloatArray], value_js: FloatArray) -> list[Interval]:
-    """Numbers > 0 made of seeds, with intervals on the log scale, exp(log x +- t_{S-1} se), where
-    se^2 = (S - 1) / S sum_s (log x without s - their mean)^2.
+def jackknife(found_x: FloatArray, without: Sequence[FloatArray]) -> list[Interval]:
+    """Numbers > 0 made of all seeds, and ``without`` each of them, with intervals on the log scale,
+    exp(log x +- t_{S-1} se), where se^2 = (S - 1) / S sum_s (log x without s - their mean)^2.
     """
-    found = numbers(value_js)
-    count = value_js.shape[1]
+    count = len(without)
     if count < 2:
-        return [Interval(float(number)) for number in found]
-    without = [numbers(np.delete(value_js, seed, axis=1)) for seed in range(count)]
-    log_sx = np.log(without)
+        return [Interval(float(number)) for number in found_x]
     # ``var`` divides by S already.
-    se_x = np.sqrt((count - 1) * log_sx.var(axis=0))
+    se_x = np.sqrt((count - 1) * np.log(without).var(axis=0))
     factor_x = np.exp(t_quantile(count - 1) * se_x)
     return [
         Interval(float(number), float(number / factor), float(number * factor))
-        for number, factor in zip(found, factor_x, strict=True)
+        for number, factor in zip(found_x, factor_x, strict=True)
     ]
 
 
