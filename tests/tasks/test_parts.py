@@ -55,6 +55,22 @@ def test_rows_and_labels_may_come_in_any_form(form: Callable[[Any], Any]) -> Non
         np.testing.assert_equal(one.public_rows, two.public_rows)
 
 
+@pytest.mark.parametrize("kind", ["one logit", "ignored"])
+def test_labels_need_not_be_whole_numbers_from_0_on(kind: str) -> None:
+    task = make_task("digits", seed=0, num_clients=10)
+    data = task.dataset
+    label_e = (data.train_y % 2).astype(np.float32)
+    classes = 2
+    if kind == "ignored":
+        # As a loss with ignore_index has it: such examples are of no class.
+        label_e = np.where(data.train_y < 3, -100, data.train_y)
+        classes = 10
+    other = replace(task, dataset=replace(data, train_y=label_e, num_classes=classes))
+    public = with_public(other, 4, seed=0).public_rows
+    held = [label for label in range(classes) if label in label_e]
+    assert [label_e[rows].tolist() for rows in public if len(rows)] == [[k] * 4 for k in held]
+
+
 def test_clients_of_one_example_keep_it() -> None:
     task = make_task("digits", seed=0, num_clients=10, partition="iid")
     small = replace(task, client_rows=[*task.client_rows[:9], *task.client_rows[9].reshape(-1, 1)])

@@ -15,7 +15,16 @@ import torch
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.training.serial import LocalWork
-from deltafl.tasks import PARTITIONS, Task, find_task, known_tasks, make_task, mlp, register
+from deltafl.tasks import (
+    PARTITIONS,
+    Task,
+    find_task,
+    known_tasks,
+    make_task,
+    mlp,
+    register,
+    registry,
+)
 
 
 @pytest.mark.parametrize("name", ["toy", "synthetic", "digits"])
@@ -104,13 +113,25 @@ def test_modules_in_the_environment_register_tasks(tmp_path: Path) -> None:
         assert subprocess.check_output(command, cwd=tmp_path, env=environment) == b"7\n"
 
 
-def test_a_module_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DELTAFL_TASKS", "no_such_module")
-    with pytest.raises(
-        DeltaflError,
-        match="module 'no_such_module', named in DELTAFL_TASKS or import_tasks, cannot",
-    ):
-        find_task("digits")
+def test_a_module_that_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_tasks.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, why in (("no_such_module", "No module"), ("broken_tasks", "ZeroDivisionError")):
+        monkeypatch.setenv("DELTAFL_TASKS", name)
+        words = f"module '{name}', named in DELTAFL_TASKS or import_tasks, cannot .*{why}"
+        with pytest.raises(DeltaflError, match=words):
+            find_task("digits")
+
+
+def test_a_task_that_reads_its_data_has_the_metric_of_its_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "_TASKS", dict(known_tasks()))
+    register(replace(find_task("digits"), name="judged", metric="f1_macro"))
+    task = make_task("judged", seed=0)
+    assert [metric.name for metric in task.metrics] == ["f1_macro"]
 
 
 def test_a_task_reads_its_data_or_makes_them() -> None:

@@ -740,6 +740,16 @@ def test_missing_values_are_refused(column: str, kind: str) -> None:
         table_task(frame)
 
 
+@pytest.mark.parametrize("column", ["a", "label", "client"])
+@pytest.mark.parametrize("kind", ["Sparse[float]", "Sparse[int]", "float16", "Float32"])
+def test_a_column_may_be_of_any_type_of_numbers(column: str, kind: str) -> None:
+    frame = pd.DataFrame({"a": np.arange(40), "label": [0, 1] * 20, "client": [0, 1, 2, 3] * 10})
+    task = table_task(frame)
+    other = table_task(frame.astype({column: kind}))
+    assert other.data == task.data
+    assert other.client_names == task.client_names == ["0", "1", "2", "3"]
+
+
 def test_numbers_left_as_objects_are_numbers() -> None:
     frame = pd.DataFrame({"a": [True, False, None, True] * 10, "label": [0, 1] * 20}).dropna()
     label = pd.Series(list(map(np.int64, frame["label"])), frame.index, dtype=object)

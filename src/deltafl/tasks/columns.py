@@ -171,7 +171,7 @@ def codes(values: Column) -> Coded:
         )
     require_all(values, good_e, "a whole number or a word", cure)
     if values.dtype.kind == "f":
-        largest = 2 / np.finfo(f"f{values.dtype.itemsize}").eps
+        largest = 2 / np.finfo(values.to_numpy().dtype).eps
         needed = f"at most {largest:.0f}, for of larger floating-point numbers some are missing"
         cure = "read the column as whole numbers or as text"
         require_all(values, np.abs(number_e) <= largest, needed, cure)

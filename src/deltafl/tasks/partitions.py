@@ -438,7 +438,13 @@ def make_partition(
         DeltaflError: If the name is unknown, the data set lacks labels or the column, or the
             numbers are impossible.
     """
+    name = partition_name(name)
     partition = find_partition(name)
+    if column is not None and not partition.uses_column:
+        raise DeltaflError(
+            f"partition {name!r} deals the rows, and column {column!r} says who holds them: leave "
+            "one of them out"
+        )
     if partition.deals_dataset:
         return partition.make(dataset, num_clients, label)
     has_class = dataset.num_classes > 0 and dataset.train_y.ndim == 1
@@ -459,11 +465,6 @@ def make_partition(
         most = len(np.unique(key_e))
         if num_clients is None:
             num_clients = most
-    elif column is not None:
-        raise DeltaflError(
-            f"partition {name!r} deals the rows, and column {column!r} says who holds them: leave "
-            "one of them out"
-        )
     if num_clients is None or num_clients not in range(1, most + 1):
         raise DeltaflError(
             f"partition {name!r} got {num_clients!r} clients; write a number from 1 to {most}, "

@@ -15,7 +15,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from ..errors import DeltaflError, unknown_name
+from ..errors import DeltaflError, explained, unknown_name
 from ..model_parts import Patterns
 from ..streams import stream
 from .base import Augment, Task
@@ -60,7 +60,8 @@ class TaskSpec:
         local_epochs: Passes over the client's data, or None if ``local_steps`` is set.
         local_steps: Minibatch steps, or None if ``local_epochs`` is set.
         batch_size: Examples a minibatch; None for all.
-        load: ``load(data_dir)`` reads the data set; None if ``make`` makes the whole task.
+        load: ``load(data_dir)`` reads a data set of classes, learnt by cross-entropy; None if
+            ``make`` makes the whole task.
         make: ``make(seed=..., num_clients=..., ...)`` makes a task that has its own clients; None
             if ``load`` is set.
         partition: Who holds what; None where the clients belong to the task.
@@ -138,13 +139,9 @@ def known_tasks() -> dict[str, TaskSpec]:
     """All tasks by name: those of this package, then those of ``task_modules``."""
     for module in task_modules():
         # Python imports a module once, so that asking again costs nothing.
-        try:
+        who = f"the module {module!r}, named in {MODULES_VARIABLE} or import_tasks"
+        with explained(f"{who}, cannot be imported"):
             importlib.import_module(module)
-        except ImportError as error:
-            raise DeltaflError(
-                f"the module {module!r}, named in {MODULES_VARIABLE} or import_tasks, cannot be "
-                f"imported: {error}"
-            ) from error
     return dict(_TASKS)
 
 
@@ -235,6 +232,7 @@ def make_task(
         client_rows=rows,
         make_model=make_model or spec.make_model,
         loss=cross_entropy,
+        metric=spec.metric,
         input_scale=spec.input_scale,
         augment=spec.augment,
         tokens=spec.tokens,
