@@ -108,6 +108,11 @@ def test_without_a_task_it_recommends(tmp_path: Path) -> None:
     plan = deltafl_here("plan", *words, cwd=tmp_path)
     assert plan.returncode == 0, plan.stderr
     assert plan.stdout == deltafl_here("recommend", *words, cwd=tmp_path).stdout
+    # A task may be named in other ways, and the usual one needs no name.
+    for of_plans in (("--set", "task=toy", "--set", "goal=x"), ("--seeds", "none")):
+        plan = deltafl_here("plan", *of_plans, cwd=tmp_path)
+        assert plan.returncode == 2
+        assert "No such option" not in plan.stderr
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
+from deltafl.simulation.folder.provenance import report
 from deltafl.store import room
 from deltafl.tasks import (
     cached_images,
@@ -184,6 +185,20 @@ def test_without_a_folder_the_users_cache_is_used(publish: Publish, tmp_path: Pa
     (path,) = fetch("tiny", progress=False)
     assert path == tmp_path / "cache" / "deltafl" / "tiny" / "numbers.gz"
     assert check("tiny") == [("numbers", path, "ok")]
+
+
+def test_a_home_that_nobody_has_is_a_folder_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable)
+    # The number of a user of a container, whom the system does not know.
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
+    monkeypatch.chdir(tmp_path)
+    assert data_folders("tiny", tmp_path)[:2] == [tmp_path / "tiny", tmp_path]
+    assert report()["cache"] == "outside the home folder"
+    with pytest.raises(DeltaflError, match="data_dir is ~nobody-here/data, which is not a folder"):
+        check("mnist", Path("~nobody-here/data"))
 
 
 def test_folders_are_searched_in_this_order(

@@ -175,7 +175,7 @@ _PlanCommand: Any = o.settings_command(
 
 
 class PlanCommand(_PlanCommand):  # type: ignore[misc]
-    """Without a word about a task it is ``deltafl recommend``, the first screen of a plan."""
+    """With no options but those of ``deltafl recommend`` it is that: the first screen of a plan."""
 
     def make_context(
         self,
@@ -185,12 +185,12 @@ class PlanCommand(_PlanCommand):  # type: ignore[misc]
         **more: Any,
     ) -> Any:
         """The context of a plan, or of a recommendation."""
-        of_runs = {"task", "config", "out", "resume", "samplers", "help", "help-all", *_OF_PLANS}
-        given = {arg.partition("=")[0] for arg in args}
-        if given & {"-h", *(f"--{name}" for name in of_runs)}:
-            return super().make_context(info_name, args, parent, **more)
         first_screen: Any = typer.main.get_group(catalogue.app).commands["recommend"]
-        return first_screen.make_context(info_name, args, parent, **more)
+        known = {flag for one in first_screen.params for flag in (*one.opts, *one.secondary_opts)}
+        given = {arg.partition("=")[0] for arg in args if arg.startswith("-")}
+        if given <= known:
+            return first_screen.make_context(info_name, args, parent, **more)
+        return super().make_context(info_name, args, parent, **more)
 
 
 @app.command(cls=PlanCommand)
@@ -202,8 +202,8 @@ def plan(
     """Plan a federation: which method, how many clients, how many rounds, at what cost; from a
     pilot of short runs on your task.
 
-    Without a task it is deltafl recommend. With --resume another --goal or --cost plays only what
-    is missing in --out.
+    With no options, or those of deltafl recommend alone, it is that. With --resume another --goal
+    or --cost plays only what is missing in --out.
 
     Example: deltafl plan --task digits --goal 0.85 --cost training=1,round=5
     """

@@ -101,7 +101,14 @@ def cache_folder() -> Path:
     """The user's cache, ``$XDG_CACHE_HOME/deltafl`` or ``~/.cache/deltafl``: where
     ``deltafl data fetch`` writes.
     """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deltafl"
+    return _with_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "deltafl"
+
+
+def _with_home(path: str | Path) -> Path:
+    """A path with the folder that ``~`` stands for, where it is known: in a container nobody may
+    have one, and pathlib would raise an error.
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def data_folders(name: str, data_dir: Path | None) -> list[Path]:
@@ -112,7 +119,7 @@ def data_folders(name: str, data_dir: Path | None) -> list[Path]:
     given = {"data_dir": data_dir, DATA_VARIABLE: os.environ.get(DATA_VARIABLE)}
     for label, path in given.items():
         if path:
-            folder = Path(path).expanduser()
+            folder = _with_home(path)
             if not folder.is_dir():
                 raise DeltaflError(
                     f"{label} is {folder}, which is not a folder: give one with data sets"
@@ -168,7 +175,7 @@ def fetch(
     import pooch
     from requests.exceptions import RequestException
 
-    folder = (directory or cache_folder()).expanduser() / name
+    folder = _with_home(directory or cache_folder()) / name
     ending = ".gz" if source.gzipped else ""
     # pooch is told no checksums: those published are of the unpacked content, and compared here.
     registry = dict.fromkeys(file + ending for file in source.checksums)

@@ -107,7 +107,9 @@ def report() -> Json:
 def below_home(path: Path) -> str:
     """A path that begins with ``~``; of another one only that it is not there."""
     with suppress(ValueError):
-        return str(Path("~") / path.expanduser().absolute().relative_to(Path.home()))
+        # pathlib's own would raise an error where nobody has a home, as in a container.
+        home = os.path.expanduser("~")  # noqa: PTH111
+        return str(Path("~") / path.absolute().relative_to(home))
     return "outside the home folder"
 
 
