@@ -134,6 +134,16 @@ def test_a_task_that_reads_its_data_has_the_metric_of_its_row(
     assert [metric.name for metric in task.metrics] == ["f1_macro"]
 
 
+def test_a_task_that_is_made_keeps_the_arrays_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "_TASKS", dict(known_tasks()))
+    own = replace(make_task("toy", seed=0), local=["x"], trainable=["y"])
+    register(replace(find_task("toy"), name="personal", make=lambda seed: own))
+    assert (make_task("personal", seed=0).local, own.trainable) == (["x"], ["y"])
+    assert make_task("personal", seed=0, local=["y"]).local == ["y"]
+
+
 def test_a_task_reads_its_data_or_makes_them() -> None:
     with pytest.raises(DeltaflError, match="the task 'digits' needs load or make, and not both"):
         register(replace(find_task("digits"), load=None))

@@ -7,6 +7,7 @@ cache, which ``deltafl data fetch`` fills.
 
 import gzip
 import hashlib
+import io
 import os
 import sys
 import tempfile
@@ -39,11 +40,10 @@ DATA_VARIABLE = "DELTAFL_DATA"
 
 RETRIES = 3
 
-#: What reading a compressed file that is cut or damaged raises.
-BROKEN = (OSError, EOFError, zlib.error)
-
 T = TypeVar("T")
 
+#: Bytes of a gzipped file that are unpacked at a time.
+_UNPACKED_AT_ONCE = 2**18
 #: The largest header of a NumPy file of bytes.
 _NPY_HEADER = 4096
 
@@ -87,6 +87,9 @@ SOURCES: dict[str, Source] = {
 }
 
 
+State = Literal["ok", "corrupt", "missing"]
+
+
 class FileStatus(NamedTuple):
     """The result of ``check`` for one file: its name without ``.gz``, where it is, and whether
     its content is right.
@@ -94,7 +97,7 @@ class FileStatus(NamedTuple):
 
     file: str
     path: Path | None
-    state: Literal["ok", "corrupt", "missing"]
+    state: State
 
 
 def cache_folder() -> Path:
@@ -229,15 +232,13 @@ def check(name: str, data_dir: Path | None = None) -> list[FileStatus]:
         found,
         key=lambda paths: sum(path is not None for path in paths.values()),
     )
-    return [_status(file, path, checksums[file]) for file, path in best.items()]
-
-
-def _status(file: str, path: Path | None, checksum: str) -> FileStatus:
-    if path is None:
-        return FileStatus(file, None, "missing")
-    if matches(path, checksum):
-        return FileStatus(file, path, "ok")
-    return FileStatus(file, path, "corrupt")
+    statuses = []
+    for file, path in best.items():
+        state: State = "missing"
+        if path is not None:
+            state = "ok" if matches(path, checksums[file]) else "corrupt"
+        statuses.append(FileStatus(file, path, state))
+    return statuses
 
 
 def _source_of(name: str) -> Source:
@@ -256,7 +257,8 @@ def matches(path: Path, checksum: str) -> bool:
     try:
         with opened(path, users=True) if algorithm else unpacked(path) as content:
             found = hashlib.file_digest(cast(Any, content), algorithm or "sha256")
-    except (*BROKEN, DeltaflError):
+    # What a file that is cut or damaged raises, or one that says that it is larger than memory.
+    except (OSError, EOFError, zlib.error, MemoryError, DeltaflError):
         return False
     return found.hexdigest() == digest
 
@@ -279,44 +281,33 @@ def unpacked(path: Path, largest: int | None = None) -> Iterator[IO[bytes]]:
         limits = [limit for limit in (largest, free_ram()) if limit is not None]
         content = _Limited(file, min(limits, default=2**63))
         try:
-            yield cast(IO[bytes], content)
+            yield cast(IO[bytes], io.BufferedReader(content, _UNPACKED_AT_ONCE))
         # A parser may have made another error of it.
         except Exception:
-            if content.left < 0:
-                raise content.error() from None
+            content.require_room()
             raise
 
 
-class _Limited(gzip.GzipFile):
+class _Limited(io.RawIOBase):
     """A gzipped file that unpacks to at most so many bytes."""
 
     def __init__(self, file: IO[bytes], limit: int) -> None:
-        super().__init__(fileobj=file)
+        self.content = gzip.GzipFile(fileobj=file)
         self.limit = limit
         self.left = limit
 
-    def error(self) -> MemoryError:
-        return MemoryError(f"it unpacks to more than {human(self.limit)}")
+    def readable(self) -> bool:
+        return True
 
-    def read(self, size: int | None = -1) -> bytes:
-        return self._counted(super().read(self._most(size)))
+    def readinto(self, buffer: Any) -> int:
+        size = self.content.readinto(buffer)
+        self.left -= size
+        self.require_room()
+        return size
 
-    def read1(self, size: int = -1) -> bytes:
-        return self._counted(super().read1(size))
-
-    def readline(self, size: int | None = -1) -> bytes:
-        return self._counted(super().readline(self._most(size)))
-
-    def _most(self, size: int | None) -> int:
-        # One byte more shows that there are more.
-        most = max(self.left, 0) + 1
-        return most if size is None or size < 0 else min(size, most)
-
-    def _counted(self, part: bytes) -> bytes:
-        self.left -= len(part)
+    def require_room(self) -> None:
         if self.left < 0:
-            raise self.error()
-        return part
+            raise MemoryError(f"it unpacks to more than {human(self.limit)}") from None
 
 
 def read_arrays(

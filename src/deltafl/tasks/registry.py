@@ -207,7 +207,9 @@ def make_task(
             raise DeltaflError(f"{option} is not a setting of the task {name!r}: leave it out")
     trainable = trainable or spec.trainable
     if spec.make is not None:
-        return replace(spec.make(seed=seed, **given), local=local, trainable=trainable)
+        task = spec.make(seed=seed, **given)
+        # It may name arrays itself.
+        return replace(task, local=local or task.local, trainable=trainable or task.trainable)
     assert spec.load is not None, "register checks it"
     dataset = spec.load(data_dir)
     how: AnyPartition = spec.partition or "iid"
