@@ -362,6 +362,7 @@ def test_a_picture_is_learnt_pixel_by_pixel() -> None:
         (ChainDataset([Stream()]), IID, r"type ChainDataset; .* list\(iterable\): TypeError"),
         ([Subset(ROWS, range(9)), Subset(ROWS, [])], {}, "client 1 has no items"),
         ([[(1.0, 2.0, 3.0)]], {}, "client 0: item 0 has 3 parts"),
+        ({"a": ROWS, "b": ROWS}, IID, "has a data set for each client, and a partition deals"),
         ([ROWS, ROWS], IID, "item 0 is of type TensorDataset; .* goes without a partition"),
         ([*zip(X, np.eye(60), strict=True)], IID, "of one-hot labels take the place of the 1"),
         (Listed(zip(X, np.eye(60), strict=True)), IID, "of one-hot labels take the place"),

@@ -107,16 +107,8 @@ def read_shares(root: Path, part: str) -> Iterator[Share]:
                 yield Share(path, user, data.x, data.y)
 
 
-def _of_leaf(
-    root: Path,
-    title: str,
-    column: str,
-    num_classes: int,
-    arrays_of: Callable[[Share], tuple[Array, Array]],
-) -> Dataset:
-    """A data set of LEAF's two parts."""
-    shares = {part: read_shares(root, part) for part in PARTS}
-    return _dataset(shares, f"{title} (LEAF's JSON)", column, num_classes, arrays_of)
+def _both_parts(root: Path) -> dict[str, Iterator[Share]]:
+    return {part: read_shares(root, part) for part in PARTS}
 
 
 def _dataset(
@@ -182,7 +174,8 @@ def load_femnist(data_dir: Path | None) -> Dataset:
             title = "FEMNIST (TensorFlow Federated's h5)"
             return _dataset(shares, title, "writer", FEMNIST_CLASSES, _handwriting)
     root = find_leaf("femnist", data_dir, f", or {' with '.join(H5_FILES)}")
-    return _of_leaf(root, "FEMNIST", "writer", FEMNIST_CLASSES, _handwriting)
+    title = "FEMNIST (LEAF's JSON)"
+    return _dataset(_both_parts(root), title, "writer", FEMNIST_CLASSES, _handwriting)
 
 
 def _h5_shares(path: Path) -> Iterator[Share]:
@@ -240,7 +233,7 @@ def load_celeba(data_dir: Path | None) -> Dataset:
                 raise share.error(f"x is {name!r}, which is not the name of a picture in {folder}")
         return np.array(share.x), _labels(share, 2)
 
-    named = _of_leaf(root, "CelebA", "celebrity", 2, names)
+    named = _dataset(_both_parts(root), "CelebA (LEAF's JSON)", "celebrity", 2, names)
     train_x = _faces(folder, "train", named.train_x)
     return replace(named, train_x=train_x, test_x=_faces(folder, "test", named.test_x))
 
@@ -284,7 +277,8 @@ def load_shakespeare(data_dir: Path | None) -> Dataset:
     LEAF's windows start 1 character apart, and lines are padded with spaces in front.
     """
     root = find_leaf("shakespeare", data_dir)
-    return _of_leaf(root, "Shakespeare", "role", len(LEAF_ALPHABET), _tokens)
+    title = "Shakespeare (LEAF's JSON)"
+    return _dataset(_both_parts(root), title, "role", len(LEAF_ALPHABET), _tokens)
 
 
 def _tokens(share: Share) -> tuple[Bytes, Bytes]:

@@ -460,7 +460,7 @@ def metrics_of(given: "AnyMetric | Iterable[AnyMetric]") -> tuple[Metric, ...]:
     Raises:
         DeltaflError: If there is no such metric, or one is there twice.
     """
-    if isinstance(given, Metric) or callable(given):
+    if callable(given):
         parts: list[Any] = [given]
     elif isinstance(given, str):
         parts = given.split(",")

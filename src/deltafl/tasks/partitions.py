@@ -296,10 +296,10 @@ def natural(
 class Partition:
     """One row of ``PARTITIONS``; the suffixes of ``uses_`` are what it needs or reads.
 
-    ``make(key_e, num_clients, [alpha], rng)`` takes the labels or, for partitions by a column, the
-    owners; ``column`` is the name that this column must have, None for any. ``options`` are its
-    own, whole numbers, with what they are unless they are set: ``min_size`` is the least number of
-    examples of a client, all others are arguments of ``make``. That of a partitioner
+    ``make(key_e, num_clients, rng=rng, [alpha=alpha])`` takes the labels or, for partitions by a
+    column, the owners; ``column`` is the name that this column must have, None for any. ``options``
+    are its own, whole numbers, with what they are unless they are set: ``min_size`` is the least
+    number of examples of a client, all others are arguments of ``make``. That of a partitioner
     (``deals_dataset``) is ``make(dataset, num_clients, label)``.
     """
 
@@ -471,12 +471,11 @@ def make_partition(
             "such as clients=20, or --clients 20"
         )
     num_clients = int(num_clients)  # 20.0 is 20
-    options = dict(partition.options)
+    options: dict[str, Any] = dict(partition.options)
     least = options.pop("min_size", 1)
     if partition.uses_alpha:
-        clients = partition.make(key_e, num_clients, alpha, rng, **options)
-    else:
-        clients = partition.make(key_e, num_clients, rng, **options)
+        options["alpha"] = alpha
+    clients = partition.make(key_e, num_clients, rng=rng, **options)
     return with_least(clients, least, rng)
 
 

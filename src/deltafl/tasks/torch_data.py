@@ -76,6 +76,12 @@ def from_torch(
     each = {part: _one_each(data, by_client) for part, data in given.items()}
     for part, held in each.items():
         require_no_twins(f"{name}'s {part} part: the dict of clients", held or ())
+        if held is not None and not by_client:
+            raise DeltaflError(
+                f"{name}'s {part} part has a data set for each client, and a partition deals the "
+                "rows of one: leave out the partition, or give torch.utils.data.ConcatDataset("
+                "[*data.values()])"
+            )
     clients_named = [client for held in each.values() for client in held or ()]
     # Longer than the name of any client.
     nobody = "nobody " + max(map(str, clients_named), key=len, default="")
