@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deltafl.cli.common import path_name
 from deltafl.cli.options import Given, settings_from
 from deltafl.errors import DeltaflError
 from deltafl.simulation.folder.directory import write_header
@@ -86,6 +87,14 @@ def test_names_that_are_not_utf8_are_refused(key: str) -> None:
     with pytest.raises(DeltaflError, match=rf"{key} is 'd\\udcff', which is not text in UTF-8"):
         make_settings(RUN, {key: "d\udcff"})
     assert make_settings(RUN, {"data_dir": "Größe"}).data_dir == "Größe"
+
+
+def test_a_home_in_a_path_is_found_where_shells_leave_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert path_name("~/runs") == tmp_path / "runs"
+    assert path_name("~nobody-here/runs") == Path("~nobody-here/runs")
 
 
 @pytest.mark.parametrize(

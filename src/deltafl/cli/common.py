@@ -1,5 +1,6 @@
 """What commands share, the reproduction's too: where results go, and how they are interrupted."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -16,14 +17,15 @@ EXIT_TERMINATED = 143
 
 
 def path_name(text: str) -> Path:
-    """The name of a file or a folder, which is printed as it is."""
+    """The name of a file or a folder, which is printed as it is; shells leave ``--out=~/x`` so."""
     if not text.strip():
         raise typer.BadParameter("it is empty; write a name")
     if not text.isprintable():
         raise typer.BadParameter(
             f"{printable(text)} has characters that cannot be seen; write a name without them"
         )
-    return Path(text)
+    # Where nobody has this home, pathlib would raise an error.
+    return Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 Out = Annotated[

@@ -29,7 +29,7 @@ from ..simulation.settings import (
 from ..store.own_python import files_named, only, working_in
 from ..store.values import read_toml
 from ..types import Json
-from .common import Out, say
+from .common import Out, path_name, say
 
 SetOption = Annotated[
     list[str] | None,
@@ -44,6 +44,7 @@ Config = Annotated[
     typer.Option(
         help="TOML file with settings; options win",
         metavar="FILE",
+        parser=path_name,
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
