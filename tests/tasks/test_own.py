@@ -908,13 +908,14 @@ def test_errors_of_this_library_keep_their_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "label", ["mine.py:ByLoss(power=2)@@hajek", "uniform@@mine.py:Control+average=0.5"]
 )
+@pytest.mark.parametrize("kind", ["ValueError", "FileNotFoundError"])
 def test_an_own_sampler_or_control_that_fails_is_reported_with_its_line(
-    tmp_path: Path, label: str
+    tmp_path: Path, label: str, kind: str
 ) -> None:
-    (tmp_path / "mine.py").write_text("def fail():\n    raise ValueError('boom')\n")
+    (tmp_path / "mine.py").write_text(f"def fail():\n    raise {kind}('boom')\n")
     fail = runpy.run_path(str(tmp_path / "mine.py"))["fail"]
     label = label.replace("mine.py", f"{tmp_path}/mine.py")
-    words = r"your own code failed in a run: ValueError: boom \(mine.py line 2\)"
+    words = rf"your own code failed in a run: {kind}: boom \(mine.py line 2\)"
     settings = RunSettings(sampler=label)
     with pytest.raises(DeltaflError, match=words), _explained("run", tmp_path, settings):
         fail()

@@ -156,7 +156,7 @@ def run_app(
         place = printable(error.filename, limit=4000)  # too long, perhaps
         text = f"{place}: {error.strerror}; check the path, or choose another"
         if error.filename is None:  # such as the output itself
-            text = f"cannot write: {error.strerror}; what is recorded stays"
+            text = f"cannot write: {error.strerror or error}; what is recorded stays"
         say(f"deltafl: {text}", error=True)
         sys.exit(2)
 

@@ -15,9 +15,12 @@ def own_code_explained(task: str, labels: Sequence[str]) -> Iterator[None]:
     """Turn errors of the user's own task, samplers and control variates into one sentence."""
     try:
         yield
-    except (DeltaflError, OSError, typer.Exit):
+    except (DeltaflError, typer.Exit):
         raise
     except Exception as error:
+        # What the system refuses is explained where a command ends.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         failure = failure_of(error)
         # Sampler and control variate of a label may both be files.
         parts = [part for label in labels for part in label.split("@")]
