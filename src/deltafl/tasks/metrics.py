@@ -96,23 +96,20 @@ class Metric(Judge):
     def _of_own(self, output: Numbers, y: Numbers) -> float:
         from .modules import torch
 
-        try:
-            # Tensors first: functions for arrays often take these, too; seldom the other way round.
-            return self._number(self.function(torch.tensor(output), torch.tensor(y)))
-        except DeltaflError:
-            raise
-        except OWN_ERRORS as error:
-            of_tensors = self._described(error)
-        try:
-            # Copies, for the next metric gets them, too.
-            return self._number(self.function(output.copy(), y.copy()))
-        except DeltaflError:
-            raise
-        except OWN_ERRORS as error:
-            why = " and of arrays ".join(dict.fromkeys([of_tensors, self._described(error)]))
-            raise DeltaflError(
-                f"the metric {self.name} failed on output {output.shape} and y {y.shape}: {why}"
-            ) from error
+        faults = list[BaseException]()
+        # Tensors first: functions for arrays often take these, too; seldom the other way round.
+        # Copies, for the next metric gets them, too.
+        for copy_of in (torch.tensor, np.array):
+            try:
+                return self._number(self.function(copy_of(output), copy_of(y)))
+            except DeltaflError:
+                raise
+            except OWN_ERRORS as error:
+                faults.append(error)
+        why = " and of arrays ".join(dict.fromkeys(map(self._described, faults)))
+        raise DeltaflError(
+            f"the metric {self.name} failed on output {output.shape} and y {y.shape}: {why}"
+        ) from faults[-1]
 
     def _number(self, value: Any) -> float:
         # What a mask hides, as of a mean over nothing, is no value.

@@ -375,13 +375,16 @@ def find_partition(text: AnyPartition) -> Partition:
             "function (y, num_clients, rng) or a partitioner of flwr_datasets; who holds a row of "
             "a table may stand in a column of it"
         )
-    if isinstance(named, Named) and hasattr(named.of, "load_partition"):
-        make = partial(_dealt, named.of)
-        return Partition(f"dealt by {named}", make, options={}, deals_dataset=True)
-    own = _own_function(named)
-    if own is not None:
-        return Partition(f"dealt by {named}", partial(_by_function, own, named), options={})
+    own = partial(Partition, f"dealt by {named}", options={})
+    if isinstance(named, Named):
+        if hasattr(named.of, "load_partition"):
+            return own(partial(_dealt, named.of), deals_dataset=True)
+        return own(partial(_by_function, named.of, named))
     name, options = parse_call(named)
+    if ".py:" in name:
+        form = "--partition FILE.py:FUNCTION"
+        function = partial(load_function(name, form, "(y, num_clients, rng)"), **options)
+        return own(partial(_by_function, function, named))
     if name not in PARTITIONS:
         raise unknown_name("partition", name, [*PARTITIONS, "FILE.py:FUNCTION"])
     partition = PARTITIONS[name]
@@ -395,24 +398,6 @@ def find_partition(text: AnyPartition) -> Partition:
                 f"{option} of {name!r} is {value!r}; it must be a whole number of 1 or more"
             )
     return replace(partition, options={**partition.options, **options})
-
-
-def _own_function(named: str) -> Callable[..., Any] | None:
-    """The function of the user's that a name carries or points to, with its options; None for a row
-    of ``PARTITIONS``.
-    """
-    if isinstance(named, Named):
-        function: Callable[..., Any] = named.of
-        return function
-    name, options = parse_call(named)
-    if ".py:" not in name:
-        return None
-    function = load_function(
-        name,
-        "--partition FILE.py:FUNCTION",
-        "(y, num_clients, rng)",
-    )
-    return partial(function, **options)
 
 
 def make_partition(
