@@ -100,7 +100,7 @@ class RelativeError(ServerPart):
         cohort = step.cohort
         assert cohort is not None
         asked = int(cohort.count_n.sum())
-        before = float(own.n) or plan.n
+        before = float(own.n or plan.n)
         # One client shows no variance, and would show none for ever.
         if asked < FEWEST:
             return step, own._replace(n=np.asarray(max(before, min(FEWEST, m)), float))
