@@ -1,5 +1,6 @@
 """The recommendation follows the benchmark's table, and what the federation allows."""
 
+import csv
 import itertools
 import re
 from collections import defaultdict
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import deltafl
+from deltafl.analysis import recommendation
 from deltafl.analysis.recommendation import SUITED, Evidence, read_evidence, recommend
 from deltafl.errors import DeltaflError
 from deltafl.samplers import is_unbiased, parse_label
@@ -57,10 +59,8 @@ def test_the_known_answers() -> None:
     # 129 numbers of 8 bytes, and 11 for each of 3907 blocks.
     assert "(345 GB)" in recommend(clients=10**6, parameters=10**6).cost
     assert any("available" in sentence for sentence in recommend(reachable=False).caveats)
-    only = recommend(reachable=False, unequal_sizes=False)
-    assert only.label == "clustered-sampling-2" and only.why.endswith(
-        "and is the only unbiased method that fits."
-    )
+    only = recommend(census=False, memory=False, model="cnn")
+    assert only.label == "uniform" and "No other" in only.why
     with pytest.raises(DeltaflError, match="clients is 0; write a whole number >= 1"):
         recommend(clients=0)
 
@@ -89,24 +89,45 @@ def test_what_is_recommended_for_very_many_clients_can_do_as_many(
     assert few.label in (found.label, "clustered-sampling-2")
 
 
-def test_where_intervals_overlap_all_tasks_decide_and_the_others_are_named() -> None:
+def test_absence_rules_no_method_out() -> None:
+    table = EVIDENCE.parents[3] / "results" / "benchmark" / "table.csv"
+    with table.open(encoding="utf-8") as file:
+        gaps = {
+            row["method"]: float(row["gap_mean_accuracy"])
+            for row in csv.DictReader(file)
+            if row["part"] == "digits-away" and row["unbiased"] == "True"
+        }
+    fitting = [row.label for row in read_evidence() if not row.settings and row.label in gaps]
+    # Where clients were away the same method was best.
+    assert recommend(reachable=False).label == max(fitting, key=lambda label: gaps[label])
+    for labels, census, memory in itertools.product([True, False], repeat=3):
+        found, beside = (
+            recommend(labels=labels, census=census, memory=memory, reachable=reachable)
+            for reachable in (True, False)
+        )
+        assert (beside.label, beside.why) == (found.label, found.why)
+
+
+def test_where_intervals_overlap_all_tasks_decide_and_the_others_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     leader = "clustered-sampling-1"
     best = "fedstas"
-    # So many clients, of whom some are away, leave few methods.
     fitting = (leader, best, "cluster-is")
+    measured = [row for row in read_evidence() if row.label in fitting]
+    monkeypatch.setattr(recommendation, "read_evidence", lambda: measured)
     gaps = {
-        sizes: mean_gaps(
-            row for row in read_evidence() if row.label in fitting and sizes in (None, row.unequal)
-        )
+        sizes: mean_gaps(row for row in measured if sizes in (None, row.unequal))
         for sizes in (None, True)
     }
-    found = recommend(unequal_sizes=True, reachable=False, clients=30_000)
+    found = recommend(unequal_sizes=True)
     assert gaps[True][leader] > gaps[True][best]
     assert gaps[None].get(leader, 0) < gaps[None][best]
     assert found.label == best
     assert f"{leader} leads there with {gaps[True][leader]:.2f}, but" in found.why
     assert f"{gaps[None][best]:.2f}, on all 5 tasks" in found.why
     assert found.caveats[0].startswith(f"Not clearly behind: {leader}")
+    monkeypatch.undo()
     assert not any("Not clearly behind" in sentence for sentence in recommend().caveats)
 
 

@@ -180,7 +180,8 @@ def recommend(
         census: Whether every client can do one round's work, and answer once, before the first draw
             (docs/why/census.md, docs/how-to/first-round.md).
         memory: Whether the server has space for one update of each client.
-        reachable: Whether every selected client can be expected to reply.
+        reachable: Whether every selected client can be expected to reply. No method needs that:
+            without it the evidence is thinner.
         clients: m, for the cost, and because some methods compare all pairs of clients.
         parameters: d, for the cost.
         model: ``"linear"`` or ``"cnn"``: methods are then compared with the settings that suit
@@ -195,8 +196,8 @@ def recommend(
         >>> recommend(model="linear").settings
         '+average=0.5+scaffold+server_lr=2.0'
     """
-    allowed = {"labels": labels, "census": census, "memory": memory, "reachable": reachable}
-    _check(allowed, {"clients": clients, "parameters": parameters})
+    allowed = {"labels": labels, "census": census, "memory": memory}
+    _check({**allowed, "reachable": reachable}, {"clients": clients, "parameters": parameters})
     if model not in SUITED:
         raise DeltaflError(f"model is {model!r}; write 'linear' or 'cnn', or leave it out")
     fitting = []
@@ -236,7 +237,7 @@ def recommend(
         f"(1) on the {tasks} {like}"
     )
     if not others:
-        why += ", and is the only unbiased method that fits."
+        why += ". No other unbiased method that fits was measured."
     elif best == leader:
         following = ", ".join(f"{label} {gaps[label]:.2f}" for label in others[:2])
         why += f", the most of the {len(gaps)} unbiased methods that fit. Next: {following}."
@@ -314,11 +315,11 @@ def _level(
 
 
 def _fits(method: str, allowed: Iterable[bool]) -> bool:
-    """Whether labels, a census, memory and every client's reply are there, as far as it needs
-    them.
+    """Whether labels, a census and memory are there, as far as it needs them; absence is weighed
+    for every method alike.
     """
-    sampler, control, uses_labels, asks_all = _parts(method)
-    needs = (uses_labels, asks_all, control.remembers, sampler.accepts_no_mask)
+    _, control, uses_labels, asks_all = _parts(method)
+    needs = (uses_labels, asks_all, control.remembers)
     return all(has or not need for has, need in zip(allowed, needs, strict=True))
 
 

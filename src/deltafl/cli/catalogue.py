@@ -245,7 +245,11 @@ def recommend(
         ),
     ],
     clients: Annotated[
-        int | None, typer.Option(help="number of clients, for the cost", metavar="M")
+        int | None,
+        typer.Option(
+            help="number of clients, for n, the cost, and methods that take no more",
+            metavar="M",
+        ),
     ] = None,
     parameters: Annotated[
         int | None,
