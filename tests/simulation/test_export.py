@@ -77,15 +77,6 @@ def test_a_model_reloads_and_is_as_accurate_as_recorded(
     assert np.mean(right) == RunDirectory(folder).last_line()["test"]["accuracy"]
 
 
-WITH_BUFFER = """
-class Model(torch.nn.Linear):
-    def __init__(self):
-        super().__init__(2, 2)
-        self.register_buffer("scale", torch.ones(1, dtype=torch.bfloat16))
-
-    def forward(self, x):
-        return super().forward(x) * self.scale.float()
-"""
 WITH_EXTRA = """
 class Model(torch.nn.Linear):
     def __init__(self):
@@ -102,7 +93,6 @@ class Model(torch.nn.Linear):
 @pytest.mark.parametrize(
     ("file", "model", "why"),
     [
-        ("with_buffer", WITH_BUFFER, "scale of the model has type torch.bfloat16"),
         ("with_extra", WITH_EXTRA, "_extra_state of the model has type dict"),
     ],
 )
@@ -118,6 +108,36 @@ def test_what_numpy_does_not_have_is_in_a_file_of_pytorch_alone(
         export_model(tmp_path / "run", tmp_path / "model.safetensors")
     assert export_model(tmp_path / "run", tmp_path / "model.pt") == 1
     task_of(settings).make_model().load_state_dict(torch.load(tmp_path / "model.pt"), strict=True)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_frozen_layers_of_any_width_are_exported(dtype: str, tmp_path: Path) -> None:
+    made = "torch.nn.Linear(2, 4)"
+    base = f"torch.nn.Linear(2, 4).to(torch.{dtype}).requires_grad_(False)"
+    text = (
+        OWN.replace(made, f"Wide({base})")
+        + """
+class Wide(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return x @ self.inner.weight.float().T + self.inner.bias.float()
+"""
+    )
+    assert text.count(base) == 1
+    (tmp_path / f"frozen_{dtype}.py").write_text(text)
+    task = str(tmp_path / f"frozen_{dtype}.py")
+    settings = make_settings(RunSettings, {"task": task, "rounds": 1, "sampler": "uniform"})
+    run_single(settings, tmp_path / "run", lambda *_: None)
+    for suffix in (".safetensors", ".pt"):
+        export_model(tmp_path / "run", tmp_path / f"model{suffix}")
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert loaded["0.inner.weight"].dtype == getattr(torch, dtype)
+    for name, tensor in torch.load(tmp_path / "model.pt").items():
+        assert loaded[name].dtype == tensor.dtype, name
+        assert torch.equal(loaded[name].float(), tensor.float()), name
 
 
 def cell(value: float) -> Callable[[Any], Any]:

@@ -28,6 +28,12 @@ from .training.tensors import ModelTensors
 SUFFIXES = (".safetensors", ".pt")
 #: What a run keeps in its folder under a name that a model could have.
 _OWN = (FILE, CENSUS, SUSPECT)
+#: Types that NumPy does not have: as safetensors calls them, and whole numbers of their width.
+_AS_BITS = {
+    torch.bfloat16: ("BF16", torch.int16),
+    torch.float8_e4m3fn: ("F8_E4M3", torch.int8),
+    torch.float8_e5m2: ("F8_E5M2", torch.int8),
+}
 
 
 def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
@@ -102,9 +108,15 @@ def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
         torch.save(state, buffer)
         write_atomically(to, buffer.getvalue())
     else:
+        types = {}
+        for name, part in state.items():
+            kind = getattr(part, "dtype", None)
+            if kind in _AS_BITS:
+                types[name], bits = _AS_BITS[kind]
+                state[name] = part.view(bits)
         named = {name: _array_of(name, part) for name, part in state.items()}
         # A model is exported to be handed on: others may read it.
-        write_sealed(to, named, private=False)
+        write_sealed(to, named, private=False, types=types)
     return round
 
 

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 import numpy as np
@@ -41,8 +42,13 @@ def write_sealed(
     header: Json | None = None,
     private: bool = True,
     users: bool = False,
+    types: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write arrays, and a header that JSON can hold, by ``write_atomically``."""
+    """Write arrays, and a header that JSON can hold, by ``write_atomically``.
+
+    ``types`` names the types that NumPy does not have, of arrays that are their bits, as whole
+    numbers.
+    """
     # Wide types first: every array begins at a multiple of its width.
     ordered = dict(sorted(arrays.items(), key=lambda part: -part[1].itemsize))
     entries: Json = {}
@@ -57,7 +63,7 @@ def write_sealed(
             )
         ordered[name] = np.ascontiguousarray(array)
         entries[name] = {
-            "dtype": _NAMES[array.dtype],
+            "dtype": types.get(name, _NAMES[array.dtype]),
             "shape": list(array.shape),
             "data_offsets": [end, end + array.nbytes],
         }
