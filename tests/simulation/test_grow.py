@@ -259,13 +259,17 @@ def test_a_run_that_went_on_by_itself_goes_on_with_its_comparison(out: Path) -> 
             {"samplers": "uniform,hics-fl", "rounds": 5},
             "hics-fl depend on the number of rounds, and it began with 4",
         ),
+        (
+            {"samplers": "uniform,uniform+budget=20", "rounds": 5},
+            r"budget of uniform\+budget=20 is divided over the rounds, and it began with 4",
+        ),
     ],
 )
 def test_what_does_not_only_grow_is_refused(
     out: Path, given: dict[str, object], sentence: str
 ) -> None:
     if "rounds" in given and given["rounds"] == 5:
-        compare(out, samplers="hics-fl", seeds=1)
+        compare(out, samplers=given["samplers"], seeds=1)
     before = (out / "config.toml").read_bytes()
     with pytest.raises(DeltaflError, match=sentence):
         compare(out, **given)

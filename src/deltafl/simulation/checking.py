@@ -8,6 +8,7 @@ from ..samplers.label import make_sampler, parse_label, split_settings
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import RowFormat
 from ..server.first_round import FirstRound
+from ..server.size import Budget
 from ..store.room import free_ram, human
 from ..tasks.base import Task
 from ..types import Json
@@ -130,7 +131,9 @@ def require_clients(settings: RunSettings, task: Task) -> None:
 
 
 def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> None:
-    """Refuse more rounds for a sampler, or a schedule, that depends on how many there are."""
+    """Refuse more rounds for a sampler, a schedule or a budget that depends on how many there
+    are.
+    """
     begun = factors_of(before.lr_schedule, filled_in(before.rounds))
     if begun != factors_of(now.lr_schedule, filled_in(now.rounds))[: len(begun)]:
         raise DeltaflError(
@@ -138,7 +141,14 @@ def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> N
             f"{before.rounds}: to play {now.rounds}, choose another --out"
         )
     population = population_of(now, task)
-    if plan_of(before, population, task).sampler != plan_of(now, population, task).sampler:
+    begun_plan = plan_of(before, population, task)
+    plan = plan_of(now, population, task)
+    if begun_plan.part(Budget.name) != plan.part(Budget.name):
+        raise DeltaflError(
+            f"the budget of {now.sampler} is divided over the rounds, and it began with "
+            f"{before.rounds}: to play {now.rounds}, choose another --out"
+        )
+    if begun_plan.sampler != plan.sampler:
         raise DeltaflError(
             f"the options of {now.sampler} depend on the number of rounds, and it began with "
             f"{before.rounds}: to play {now.rounds}, choose another --out"
