@@ -5,6 +5,7 @@ leaves them out of outputs and targets.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn import metrics as sk
 from torch import Tensor, nn
 from torch.nn import functional
 
+from deltafl import compare
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
@@ -160,6 +162,19 @@ def test_examples_without_a_label_count_nowhere(clients: Any) -> None:
     else:
         expected = np.array([hit[known & (clients == k)].mean() for k in range(3)])
     np.testing.assert_allclose(np.array(judged.by_client()), expected)
+
+
+@pytest.mark.parametrize("sampler", ["fed-cbs", "fedentopt", "fedgs", "fedlecc"])
+def test_a_client_without_labels_is_refused_before_anything_is_written(
+    sampler: str, tmp_path: Path
+) -> None:
+    task = task_of(cross_entropy, -100)
+    y = task.dataset.train_y.copy()
+    y[task.client_rows[3]] = -100
+    without = replace(task, dataset=replace(task.dataset, train_y=y))
+    with pytest.raises(DeltaflError, match="client 3 has no label"):
+        compare(without, ["uniform", sampler], seeds=1, rounds=1, out=tmp_path / "out")
+    assert not (tmp_path / "out" / "config.toml").exists()
 
 
 def test_an_image_has_places_too() -> None:

@@ -56,6 +56,7 @@ class ApproximateOCS(Sampler):
 
     unbiased = True
     needs_oracle = True
+    design: ClassVar[str] = "poisson"  # and no option
 
     ranges: ClassVar = {"rescalings": "[0, inf)"}
 

@@ -73,10 +73,13 @@ class ByStrata(ServerPart):
             raise DeltaflError(
                 f"{sampler} has no scores to divide a cohort by: write allocation = 'weight'"
             )
-        if vars(plan.sampler).get("design") == "poisson":
+        if getattr(plan.sampler, "design", None) == "poisson":
+            cure = "write @systematic"
+            if "design" not in vars(plan.sampler):
+                cure = f"leave it out, as {sampler} has no other design"
             raise DeltaflError(
                 f"poisson draws a random number of clients, and {self._written} fixes that of each "
-                "stratum: write @systematic"
+                f"stratum: {cure}"
             )
 
     def check_clients(self, plan: PlanOfParts) -> None:

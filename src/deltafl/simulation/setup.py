@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..estimators.table import find_estimator
 from ..plan import Plan, make_plan
+from ..samplers.base import label_counts
 from ..samplers.label import parse_label, uses_aux
 from ..scale.named_arrays import named_arrays
 from ..scale.rows import RowFormat
@@ -192,6 +193,9 @@ def plan_of(
     if not is_ours(plan.sampler):
         # A checkpoint needs it.
         [*named_arrays(plan.sampler.init(population), "sampler")]
+    elif plan.sampler.uses_labels and population.aux_mq is not None:
+        # Its first state is made of them.
+        label_counts(population)
     size = plan.sampler.output_bias_size
     if task is not None and size > 0:
         # Modules list their parameters by layer, the bias after the weight.
