@@ -2,6 +2,7 @@
 folders.
 """
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -183,6 +184,27 @@ def test_a_class_is_known_where_it_is_given_and_nowhere_else(tmp_path: Path) -> 
     label = label_of(Power(power=2))
     assert type(str(label)) is str
     assert make_sampler(copy(label)) == Power(power=2)
+
+
+def test_what_other_processes_cannot_import_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that was loaded by its path is known to this process alone."""
+    path = tmp_path / "loaded.py"
+    path.write_text(
+        "from deltafl.tasks import make_task\n"
+        "def few(seed):\n    return make_task('digits', seed=seed, num_clients=4)\n"
+    )
+    spec = importlib.util.spec_from_file_location("loaded_by_path", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "loaded_by_path", module)
+    spec.loader.exec_module(module)
+    given = {**QUICK, "processes": 2, "sample": 2}
+    with pytest.raises(DeltaflError, match=r"cannot import .*'loaded_by_path'; put .*PYTHONPATH"):
+        deltafl.compare(module.few, ["uniform", "full"], out=tmp_path / "out", **given)
+    assert not (tmp_path / "out" / "config.toml").exists()
 
 
 def test_data_frames_and_tasks_are_given_as_they_are(tmp_path: Path) -> None:

@@ -164,6 +164,17 @@ class Adding(Callback):
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_a_run_that_is_refused_leaves_nothing(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    out = tmp_path / "out"
+    with pytest.raises(deltafl.DeltaflError, match="stratum"), tracker(name, out) as on_round:
+        deltafl.compare(
+            "toy", ["uniform+stages=1"], seeds=1, out=out, processes=1, on_round=on_round
+        )
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
 def test_a_tracker_takes_any_name_of_a_number(tmp_path: Path, name: str) -> None:
     metrics = [
         deltafl.Metric(text, lambda output, y: 0.5)

@@ -9,6 +9,7 @@ import re
 import time
 from abc import abstractmethod
 from contextlib import AbstractContextManager, redirect_stdout, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,15 +138,21 @@ class MLflow(Tracker):
         super().__init__(folder)
         # Nothing leaves this machine unasked.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        store = os.environ.get("MLFLOW_TRACKING_URI")
-        if not store:
+        self._store = os.environ.get("MLFLOW_TRACKING_URI")
+        if self._store:
+            _ = self._client  # a store that is not there ends no run that has begun
+
+    @cached_property
+    def _client(self) -> Any:
+        # At the first round: MLflow makes the folder, and what cannot be played leaves none.
+        if not self._store:
             # A folder is the only store that needs no database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            store = below(self.folder, "mlruns").resolve().as_uri()
+            self._store = below(self.folder, "mlruns").resolve().as_uri()
         from mlflow import MlflowClient
 
-        with explained(f"MLflow cannot use {store}", cure="; set MLFLOW_TRACKING_URI"):
-            self._client = MlflowClient(store)
+        with explained(f"MLflow cannot use {self._store}", cure="; set MLFLOW_TRACKING_URI"):
+            return MlflowClient(self._store)
 
     def begin(self, key: str, done: RoundDone) -> Any:
         client = self._client

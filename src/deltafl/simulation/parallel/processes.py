@@ -298,8 +298,13 @@ def result(future: Future[Any]) -> Any:
 
 
 def _attempt(call: Packed) -> Any:
+    cure = (
+        "; put the folder of its file on PYTHONPATH, name it as FILE.py:NAME, or write processes=1"
+    )
     try:
-        return unpacked(call)()
+        with explained("another process cannot import what you gave", cure=cure):
+            function = unpacked(call)
+        return function()
     except Exception as error:
         raise as_sent(error) from None
 
