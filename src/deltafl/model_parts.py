@@ -358,6 +358,18 @@ def own_tensors(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def freeze(model: Any, parts: "ModelParts") -> dict[int, Any]:
+    """Take the gradient from the parameters that are frozen by name alone; all that is frozen, by
+    its id.
+    """
+    tensors = tensors_of(model)
+    frozen = {id(tensors[name]): tensors[name] for name in parts.names("frozen")}
+    for param in model.parameters():
+        if id(param) in frozen:
+            param.requires_grad_(False)
+    return frozen
+
+
 def tensors_of(model: Any) -> dict[str, Any]:
     """The parameters and buffers of a module by the names of its state dict."""
     state = state_of(model)

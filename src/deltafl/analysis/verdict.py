@@ -255,7 +255,10 @@ def _savings(summary: Summary, best: str) -> list[str]:
 
 def remarks(summary: Summary) -> list[str]:
     """What a reader of the table must know, result first; each entry is one or two sentences."""
-    results = [*_results(summary), *_behind_full(summary), *_what_is_missing(summary)]
+    results: list[str] = []
+    if not asks_everybody(summary.settings, summary.environment):
+        results = [*_results(summary), *_behind_full(summary)]
+    results += _what_is_missing(summary)
     return [
         *(f"{text}." for text in says_little(summary.settings, summary.environment)),
         *results,

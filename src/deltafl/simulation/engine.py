@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..model_parts import Arrays, NamedArrays
+from ..model_parts import Arrays, NamedArrays, freeze
 from ..plan import NO_REST
 from ..scale.rows import together
 from ..tasks.base import Task
 from ..tasks.checks import check_single
 from ..tasks.dataset import Dataset
 from ..tasks.metrics import Look, outputs, right
-from ..tasks.modules import freeze
 from ..types import FloatArray, IntArray, Params, Reports
 from .judged import Evaluation, Judged
 from .parallel.workers import Recipe, Workers

@@ -18,6 +18,7 @@ from ..model_parts import (
     NamedArrays,
     as_array,
     copied,
+    freeze,
     listed,
     require_apart,
     tensors_of,
@@ -635,7 +636,7 @@ def _who_needs(model: Module, other: Module, x: Tensor) -> str | None:
 
 def _train_twice(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
     """Two steps, as a client takes them: what follows the parameters moves in the second."""
-    from .modules import freeze, keep_frozen_statistics, spare_single_values, take_step
+    from .modules import keep_frozen_statistics, spare_single_values, take_step
 
     frozen = freeze(model, task.parts_of(model))
     spare_single_values(model.train())

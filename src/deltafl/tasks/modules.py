@@ -6,7 +6,6 @@ import math
 from collections.abc import Container, Sequence
 
 from ..errors import MissingExtraError
-from ..model_parts import ModelParts, tensors_of
 
 try:
     import torch
@@ -20,7 +19,6 @@ __all__ = [
     "Quadratic",
     "ResidualBlock",
     "Tensor",
-    "freeze",
     "keep_frozen_statistics",
     "nn",
     "spare_single_values",
@@ -182,18 +180,6 @@ def spare_single_values(model: nn.Module) -> None:
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             part.register_forward_pre_hook(before)
             part.register_forward_hook(after)
-
-
-def freeze(model: nn.Module, parts: ModelParts) -> dict[int, Tensor]:
-    """Take the gradient from the parameters that are frozen by name alone; all that is frozen, by
-    its id.
-    """
-    tensors = tensors_of(model)
-    frozen = {id(tensors[name]): tensors[name] for name in parts.names("frozen")}
-    for param in model.parameters():
-        if id(param) in frozen:
-            param.requires_grad_(False)
-    return frozen
 
 
 def take_step(model: nn.Module) -> None:

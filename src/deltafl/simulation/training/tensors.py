@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...model_parts import MEANS, Arrays, ModelParts, as_array, copied, tensors_of
-from ...tasks.modules import freeze, keep_frozen_statistics, spare_single_values, take_step
+from ...model_parts import MEANS, Arrays, ModelParts, as_array, copied, freeze, tensors_of
+from ...tasks.modules import keep_frozen_statistics, spare_single_values, take_step
 from ..describe import UnknownError, describe
 
 #: What clients bring back beside the flat vector.
