@@ -20,7 +20,7 @@ from deltafl.cli.main import app
 from deltafl.server.watch import Watch
 from deltafl.simulation.callbacks.callback import RoundDone
 from deltafl.simulation.callbacks.divergence import likely_cause
-from deltafl.simulation.callbacks.watching import watch_over
+from deltafl.simulation.callbacks.followers import watch_over
 from deltafl.simulation.comparisons.comparing import run_comparison
 from deltafl.simulation.folder.directory import DivergedError
 from deltafl.simulation.folder.record import RunStore

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deltafl as dl
-from deltafl.simulation.callbacks.evaluation import Patience
+from deltafl.simulation.callbacks.followers import Patience
 from deltafl.simulation.comparisons.tune import TuneSettings
 from deltafl.simulation.distributed import ALONE
 from deltafl.simulation.folder.directory import StopRun

@@ -23,10 +23,16 @@ from ..tasks.base import Task
 from ..tasks.draws import seeded
 from ..types import BoolArray, Cohort, Json, RejectedReply, RoundInfo, is_ours
 from .callbacks.callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
-from .callbacks.evaluation import Evaluation, Patience, Threshold
+from .callbacks.followers import (
+    Checkpoints,
+    Evaluation,
+    Patience,
+    Recording,
+    Threshold,
+    Watching,
+    watch_over,
+)
 from .callbacks.own_rules import OwnCallback, Yours, copies, own_callbacks
-from .callbacks.recording import Checkpoints, Recording
-from .callbacks.watching import Watching, watch_over
 from .census import Asked, ask_everyone
 from .checking import check_memory, require_clients, require_same_sampler
 from .distributed import ALONE, ProcessGroup

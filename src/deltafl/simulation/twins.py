@@ -1,9 +1,8 @@
 """Stand-ins of the clients, trained on public examples, for the estimator ``twin``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -14,10 +13,9 @@ from ..estimators.twin import Simulate, Twin
 from ..streams import stream
 from ..tasks.base import Task
 from ..types import FloatArray, IntArray, Params, Population
+from .engine import Engine
+from .training.route import Computation
 from .training.serial import LocalWork
-
-#: Makes an ``Engine`` of a task, what its clients do, and a seed.
-MakeEngine = Callable[[Task, LocalWork, int], Any]
 
 #: A twin takes this share of the client's steps, each on so many examples. Larger minibatches are
 #: better than more steps, for a twin's noise is not its client's (on digits and FashionMNIST).
@@ -30,7 +28,7 @@ def with_twins(
     task: Task,
     seed: int,
     work: LocalWork,
-    make_engine: MakeEngine,
+    how: Computation,
 ) -> Estimator:
     """The estimator ``twin`` with the simulation of a task's clients; others as they are."""
     control = rule.control
@@ -40,7 +38,7 @@ def with_twins(
         raise DeltaflError(
             "twins are trained on public examples and this run has none; set 'public', such as 10"
         )
-    twin = replace(control.control, simulate=twin_simulation(task, work, seed, make_engine))
+    twin = replace(control.control, simulate=twin_simulation(task, work, seed, how))
     return rule._replace(control=replace(control, control=twin))
 
 
@@ -48,7 +46,7 @@ def twin_simulation(
     task: Task,
     work: LocalWork,
     seed: int,
-    make_engine: MakeEngine,
+    how: Computation,
 ) -> Simulate:
     """Trains a stand-in for each client of a task on public examples in the shares of the client's
     labels.
@@ -59,7 +57,7 @@ def twin_simulation(
     """
 
     @cache
-    def engine() -> Any:
+    def engine() -> Engine:
         rows = [
             stand_in_rows(
                 share_c,
@@ -72,12 +70,11 @@ def twin_simulation(
         own_work = replace(work, epochs=1, steps=None, batch_size=TWIN_BATCH)
         # So minibatches are independent of the clients' own.
         own_seed = int(stream(seed, "public", 1).integers(2**31))
-        return make_engine(stand_ins, own_work, own_seed)
+        return Engine(stand_ins, own_work, own_seed, how=how)
 
     def simulate(params_d: Params, population: Population, round: int) -> Params:
         everyone = np.arange(population.num_clients)
-        updates: Params = engine().train(params_d, round, everyone).update_nd
-        return updates
+        return engine().train(params_d, round, everyone).update_nd
 
     return simulate
 

@@ -3,13 +3,13 @@
 ``run.py`` plays a round: it opens it, trains the cohort and closes it. Everything else follows, in
 this order, which is that of the entries in a line of ``rounds.jsonl``::
 
-    Evaluation   evaluation.py  the model on the test set, where that is due
-    Threshold    evaluation.py  ends the run at a goal
-    Patience     evaluation.py  ends a run that no longer gets better
+    Evaluation   followers.py   the model on the test set, where that is due
+    Threshold    followers.py   ends the run at a goal
+    Patience     followers.py   ends a run that no longer gets better
     Yours        own_rules.py   what you add to the line, and your reasons to end the run
-    Watching     watching.py    ends a run that has lost its model
-    Recording    recording.py   the line is written
-    Checkpoints  recording.py   the state is kept
+    Watching     followers.py   ends a run that has lost its model
+    Recording    followers.py   the line is written
+    Checkpoints  followers.py   the state is kept
     Report       callback.py    ``on_round`` hears of it
 
 A callback sees everything and decides one thing: ``raise StopRun("why")`` makes this round the

@@ -534,7 +534,5 @@ def _rounded(column: list[float | None], digits: int) -> list[float | None]:
 
 
 def _floats(column: Sequence[float | None]) -> FloatArray:
-    return np.array(
-        [np.nan if value is None else value for value in column],
-        np.float64,
-    )
+    # NumPy makes NaN of None.
+    return np.array(column, np.float64)
