@@ -14,7 +14,7 @@ from ..store.files import write_atomically
 from ..store.own_python import only, working_in
 from ..store.sealed import write_sealed
 from ..store.values import checked
-from ..types import Array, Params
+from ..types import AnyPath, Array, Params
 from .folder.checkpoint import FILE
 from .folder.directory import CENSUS, SUSPECT, RunDirectory, recorded_settings
 from .folder.own_code import where_it_began
@@ -36,7 +36,7 @@ _AS_BITS = {
 }
 
 
-def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
+def export_model(folder: AnyPath, to: AnyPath, trust_code: bool = False) -> int:
     """Write the model of a run's last checkpoint; returns the checkpoint's round.
 
     Args:
@@ -53,9 +53,11 @@ def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
 
     Example::
 
-        export_model(Path("my-run"), Path("model.safetensors"))
+        export_model("my-run", "model.safetensors")
         model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
     """
+    folder = Path(folder)
+    to = Path(to)
     if to.suffix not in SUFFIXES:
         raise DeltaflError(f"cannot export to {to}: the file must end in {' or '.join(SUFFIXES)}")
     if to.name in _OWN and (to.parent / "config.toml").exists():

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from itertools import compress
-from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from ..store.machine import made_with, warn_of_other
 from ..streams import stream
 from ..tasks.base import Task
 from ..tasks.draws import seeded
-from ..types import BoolArray, Cohort, Json, RejectedReply, RoundInfo, is_ours
+from ..types import AnyPath, BoolArray, Cohort, Json, RejectedReply, RoundInfo, is_ours
 from .callbacks.callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
 from .callbacks.followers import (
     Checkpoints,
@@ -283,7 +282,7 @@ def _open_run(
 
 def run_single(
     settings: RunSettings,
-    folder: Path,
+    folder: AnyPath,
     on_round: OnRound,
     group: ProcessGroup = ALONE,
     callbacks: Sequence[OwnCallback] = (),
@@ -310,10 +309,11 @@ def run_single(
         )
     group.use(settings.device)
     directory = RunDirectory(folder)
+    place = directory.path
     with ExitStack() as stack:
-        group.from_first(lambda: stack.enter_context(locked(folder)))
+        group.from_first(lambda: stack.enter_context(locked(place)))
         workers = stack.enter_context(Workers(settings.workers, group))
-        engine = engine_of(settings, workers, kept_route(folder, settings.device))
+        engine = engine_of(settings, workers, kept_route(place, settings.device))
         # What cannot be played is refused before anything is written.
         require_own_columns(engine.task.metrics)
         require_clients(settings, engine.task)
@@ -321,7 +321,7 @@ def run_single(
         check_memory(
             settings,
             engine,
-            folder if group.is_first else None,
+            place if group.is_first else None,
             divided=group.count > 1,
         )
         _require_same_data_everywhere(settings, engine.task, group)

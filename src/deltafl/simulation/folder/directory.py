@@ -48,7 +48,7 @@ from ...store.lines import NOTHING, append_line, cut_back, last_line, read_lines
 from ...store.sealed import read_array, write_sealed
 from ...store.values import checked, read_toml
 from ...tasks.own import short_name
-from ...types import Array, FloatArray, Json
+from ...types import AnyPath, Array, FloatArray, Json
 from ..distributed import ALONE, ProcessGroup
 from ..rest import LOCAL
 from ..settings import RunSettings, Settings, differing
@@ -190,8 +190,8 @@ class RunDirectory:
     with its name.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: AnyPath) -> None:
+        self.path = Path(path)
         self._memory: Path | None = None  #: see ``memory_folder``
 
     def start(
@@ -516,7 +516,7 @@ def _delete(folder: Path, files: Iterable[Path]) -> None:
         folder.rmdir()
 
 
-def refusals(folder: Path) -> list[tuple[int, int, str, bool]]:
+def refusals(folder: AnyPath) -> list[tuple[int, int, str, bool]]:
     """Replies refused in a run: the round, the client, the reason, and whether all were."""
     return [
         (line["round"], client, reason, not line.get("num_responded"))
