@@ -398,6 +398,8 @@ def test_a_partitioner_of_flower_deals_the_rows() -> None:
     ):
         with pytest.raises(DeltaflError, match=words):
             make_partition(given_object, PLAIN, num_clients, 0.5, stream(0, "partition"))
+    with pytest.raises(DeltaflError, match="is the class Halves; give one of its objects"):
+        make_partition(Halves, PLAIN, None, 0.5, stream(0, "partition"))
     # Else the column would be a feature.
     with pytest.raises(DeltaflError, match="'Halves' deals the rows, and column 'city' says who"):
         make_partition(halves, ONE, None, 0.5, stream(0, "partition"), "city")

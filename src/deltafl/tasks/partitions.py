@@ -377,6 +377,11 @@ def find_partition(text: AnyPartition) -> Partition:
         )
     own = partial(Partition, f"dealt by {named}", options={})
     if isinstance(named, Named):
+        if isinstance(named.of, type):
+            raise DeltaflError(
+                f"partition is the class {named}; give one of its objects, such as "
+                f"{named}(num_partitions=20)"
+            )
         if hasattr(named.of, "load_partition"):
             return own(partial(_dealt, named.of), deals_dataset=True)
         return own(partial(_by_function, named.of, named))
