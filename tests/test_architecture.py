@@ -212,6 +212,7 @@ SAFE = {
     "deltafl.tasks.frames read_parquet": "what was opened",
     "deltafl.tasks.leaf File": "what was opened",
     "deltafl.tasks.leaf open": "what was opened",
+    "deltafl.tasks.files GzipFile": "what was opened",
     "deltafl.tasks.files load": "what was opened",
     "deltafl.tasks.files save": "into a new folder that nobody else can name",
     "deltafl.tasks.files TemporaryDirectory": "a new folder that nobody else can name",
