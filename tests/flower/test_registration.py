@@ -18,7 +18,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from deltafl import DeltaflError
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.rules import make_rules
-from deltafl.flower import DeltaStrategy
+from deltafl.flower import DeltaStrategy, register
 from deltafl.flower.registration import client_key, read_registration
 
 from .grid import FakeGrid, configs, linear_app, played, start, trained
@@ -99,6 +99,19 @@ def test_auxiliary_variables_go_to_servers_that_ask_for_them() -> None:
             FakeGrid(linear_app(), configs(4)),
             rounds=1,
         )
+
+
+@pytest.mark.parametrize("number", [int, np.int64])
+def test_a_client_may_be_known_by_a_number(number: Any) -> None:
+    app = ClientApp()
+    register(
+        app,
+        num_examples=lambda context: 5,
+        client_id=lambda context: number(context.node_config["target"]),
+    )
+    # Nobody trains, and all count as silent.
+    federation = played(DeltaStrategy("uniform", n=2), FakeGrid(app, configs(3)), 1)
+    assert federation.keys == ["client:0", "client:1", "client:2"]
 
 
 def test_too_few_clients_are_an_error_with_the_reason() -> None:

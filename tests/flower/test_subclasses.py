@@ -102,6 +102,34 @@ def test_a_model_that_an_override_copies_is_the_same() -> None:
     assert dict(found.arrays) == dict(plain.arrays)
 
 
+@pytest.mark.parametrize("step", ["configure_train", "configure_evaluate"])
+def test_messages_that_an_override_makes_anew_are_refused(step: str) -> None:
+    """Replies to them would be taken for silence."""
+
+    def copied(self: Any, *given: Any) -> list[Message]:
+        messages = getattr(DeltaStrategy, step)(self, *given)
+        return [
+            Message(one.content, one.metadata.dst_node_id, one.metadata.message_type)
+            for one in messages
+        ]
+
+    kind = type("Copied", (DeltaStrategy,), {step: copied})
+    with pytest.raises(DeltaflError, match=f"let {step} return what super"):
+        start(kind("uniform", n=2, evaluate=True), FakeGrid(linear_app(), configs(4)), 2)
+
+
+def test_what_evaluate_fn_takes_out_of_the_arrays_is_in_the_result() -> None:
+    strategy = DeltaStrategy("uniform", n=2, seed=1)
+    rounds = []
+    for _ in range(2):
+        grid = FakeGrid(linear_app(), configs(4))
+        result = start(strategy, grid, 2, evaluate_fn=lambda round, arrays: arrays.clear())
+        assert list(result.arrays) == list(model())
+        rounds.append([info.round for info in strategy.history])
+    # A second start without a state is another run.
+    assert rounds == [[0, 1], [0, 1]]
+
+
 @pytest.mark.parametrize(
     ("argument", "cure"),
     [

@@ -1,6 +1,7 @@
 """The client's side: a mod and the registration."""
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ def take_correction(message: Message) -> Correction:
 def register(
     app: ClientApp,
     num_examples: Callable[[Context], int],
-    client_id: Callable[[Context], str] | None = None,
+    client_id: Callable[[Context], str | int] | None = None,
     aux: Callable[[Context], Sequence[float]] | None = None,
     stratum: Callable[[Context], str] | None = None,
     cost: Callable[[Context], float] | None = None,
@@ -102,9 +103,9 @@ def register(
     Args:
         app: The app; it gets a query function for the action ``deltafl``.
         num_examples: Context -> the number of examples that the client trains on.
-        client_id: Context -> a text that survives restarts; None for ``client-id`` of the node's
-            config (``flower-supernode --node-config 'client-id="hospital-a"'``), else its
-            ``partition-id``.
+        client_id: Context -> a text or a whole number that survives restarts; None for
+            ``client-id`` of the node's config (``flower-supernode --node-config
+            'client-id="hospital-a"'``), else its ``partition-id``.
         aux: Context -> auxiliary variables, such as the share of each label in its data, for
             ``DeltaStrategy(aux=10)``.
         stratum: Context -> the client's region or the like, for
@@ -116,7 +117,7 @@ def register(
 
     @app.query(RECORD)
     def answer(message: Message, context: Context) -> Message:
-        kind, own_id = _default_id(context) if client_id is None else ("client", client_id(context))
+        kind, own_id = _id_of(context, client_id)
         # A record refuses NumPy's whole numbers.
         size = int(num_examples(context))
         record = ConfigRecord({KIND: kind, CLIENT_ID: own_id, NUM_EXAMPLES: size})
@@ -136,7 +137,16 @@ def asked_in(message: Message) -> ConfigRecord:
     return message.content.config_records.get(RECORD, ConfigRecord())
 
 
-def _default_id(context: Context) -> tuple[str, str]:
+def _id_of(
+    context: Context,
+    client_id: Callable[[Context], Any] | None,
+) -> tuple[str, Any]:
+    """What kind of id a client has, and the id."""
+    if client_id is not None:
+        own_id = client_id(context)
+        if isinstance(own_id, Integral):  # the number of its partition, say
+            return "client", str(own_id)
+        return "client", own_id  # what is no text the server refuses
     for name, kind in (("client-id", "client"), ("partition-id", "partition")):
         if name in context.node_config:
             return kind, str(context.node_config[name])

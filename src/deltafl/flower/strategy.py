@@ -188,13 +188,17 @@ class DeltaStrategy(Strategy):
             self._unsent = to_record(federation.unsent)
             self._settled = False
             done = federation.round
+            # Rounds of an earlier start that this one does not go on from are of another run.
+            self.history = [info for info in self.history if info.round < done]
 
             def evaluate(
                 server_round: int,
                 arrays: ArrayRecord,
             ) -> MetricRecord | None:
                 assert evaluate_fn is not None
-                return evaluate_fn(server_round + done, arrays)  # Flower counts from 1 again
+                # A record of its own, as what it takes out of ours would be missing in the result;
+                # and Flower counts from 1 again.
+                return evaluate_fn(server_round + done, ArrayRecord(dict(arrays)))
 
             continued: Any = self
             if done > 0:
@@ -289,8 +293,8 @@ class DeltaStrategy(Strategy):
         """Close the round: estimate, step, the sampler's update; then save the state."""
         federation = self._active()
         metrics = MetricRecord()
+        received = _replies_to(self._trainings, replies, "configure_train")
         if federation.cohort is not None:  # else the round was the census
-            received = by_recipient(self._trainings, replies)
             info = federation.end_round({key: reply_in(reply) for key, reply in received.items()})
             self.history.append(info)
             metrics = self._aggregated(self.train_metrics_aggr_fn, federation.used, received)
@@ -329,7 +333,7 @@ class DeltaStrategy(Strategy):
         sent = self._evaluations
         # A subclass may let nobody evaluate in the next round.
         self._evaluations = []
-        received = by_recipient(sent, replies)
+        received = _replies_to(sent, replies, "configure_evaluate")
         weights = self._active().judged(
             [key for key, _ in sent],
             {key: metrics_in(reply) for key, reply in received.items()},
@@ -400,6 +404,23 @@ class DeltaStrategy(Strategy):
                 f"around it. {_FOREIGN_PRIVACY}"
             )
         return self.federation
+
+
+def _replies_to(
+    sent: list[tuple[str, Message]],
+    replies: Iterable[Message],
+    where: str,
+) -> dict[str, Message]:
+    """The replies to the messages of a round, by client."""
+    came = list(replies)
+    # Flower gives a message its id as it sends it: a subclass has sent others in the place of ours.
+    if came and not any(message.metadata.message_id for _, message in sent):
+        raise DeltaflError(
+            f"the replies are to other messages than those of DeltaStrategy, and would count for "
+            f"nobody; let {where} return what super().{where} returns, and change these messages "
+            "themselves, not copies: message.content['config']['lr'] = 0.1"
+        )
+    return by_recipient(sent, came)
 
 
 class _Continued:
