@@ -304,6 +304,21 @@ def test_augmentations_losses_and_models_may_draw_from_any_generator() -> None:
     assert np.random.uniform() == after  # noqa: NPY002
 
 
+def test_a_client_varies_its_inputs_alone_in_any_cohort() -> None:
+    """Whatever generator an augmentation draws from, in some calls alone."""
+
+    def augment(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        if rng.random() < 0.5:
+            return x
+        return x + torch.rand(1) + np.random.uniform() + random.random()  # noqa: NPY002
+
+    task = task_of("mlp", augment=augment)
+    made = Engine(task, WORKS["epochs"], 0, kept=Route("batched"))
+    start_d = made.initial_params()
+    together = made.train(start_d, 1, np.arange(3)).update_nd
+    np.testing.assert_allclose(made.train(start_d, 1, np.array([2, 0])).update_nd, together[[2, 0]])
+
+
 def test_what_draws_from_elsewhere_is_refused_before_anything_is_played() -> None:
     def make() -> Any:
         model = mlp(17, [9], CLASSES)

@@ -4,8 +4,10 @@ The jobs are pure functions, so it does not matter which process does which.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +15,9 @@ from ..model_parts import Arrays, as_array, copied, listed
 from ..streams import stream
 from ..tasks.base import Task
 from ..tasks.checks import model_inputs
-from ..tasks.draws import seeded
+from ..tasks.draws import places, seeded
 from ..tasks.metrics import Look
-from ..types import Array, IntArray, Params
+from ..types import Array, IntArray, Params, Rng
 from .training import Tensor, torch
 from .training.batched import BatchedTrainer
 from .training.dropout import with_masks
@@ -85,6 +87,15 @@ class ClientRunner:
                 route.precision,
                 graphs=route.steps == "graph",
             )
+        self._seeds_augment = False
+        if self._batched is not None and task.augment is not None:
+            some, _ = self._examples(self._rows(0)[:2])
+            rng = np.random.default_rng(0)
+            with seeded(rng):
+                before = places()
+                for _ in range(8):  # it may draw in some calls alone
+                    self._varied(some, rng)
+                self._seeds_augment = places() != before
         self._model = model.eval()
         # All else has been tried: it draws nothing.
         self._may_draw = (
@@ -159,12 +170,17 @@ class ClientRunner:
             job = job._replace(
                 noise=lambda size: deviation * noise_rng.standard_normal(size).astype(np.float32)
             )
-        augment = self._task.augment
-        if augment is not None:
+        if self._task.augment is not None:
             rng = stream(self._seed, "augment", round, client)
-            # Inputs are varied on the CPU.
-            job = job._replace(augment=lambda x: augment(x.cpu(), rng).to(self._device))
+            job = job._replace(augment=lambda x: self._varied(x, rng))
         return job
+
+    def _varied(self, x: Tensor, rng: Rng) -> Tensor:
+        augment: Any = self._task.augment
+        # Clients take turns in a cohort, which is not seeded for one of them.
+        with seeded(rng) if self._seeds_augment else nullcontext():
+            varied: Tensor = augment(x.cpu(), rng)  # on the CPU
+        return varied.to(self._device)
 
     def loss(self, params_d: Params, client: int, rest: Arrays) -> float:
         """Mean loss of the model on the client's data."""
@@ -191,9 +207,9 @@ class ClientRunner:
         """
         batch = []
         targets = []
-        for places, arrays in tests:
+        for rows, arrays in tests:
             # Copies: a model or a loss may change in place what it gets.
-            x, y = (part[places].clone() for part in self._data[2:])
+            x, y = (part[rows].clone() for part in self._data[2:])
             batch.append((model_inputs(self._task, x), arrays))
             targets.append(y)
         y = together(targets)
