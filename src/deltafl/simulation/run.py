@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from itertools import compress
+from pathlib import Path
 
 import numpy as np
 

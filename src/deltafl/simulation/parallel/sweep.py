@@ -147,13 +147,12 @@ def side_by_side(count: int) -> Iterator[Executor | None]:
         with Processes(count) as pool:
             yield pool
         return
-    from ..setup import forget_engine  # loads torch
-
-    forget_engine()
+    setup = import_module("deltafl.simulation.setup")  # as for a run: it loads torch
+    setup.forget_engine()
     try:
         yield None
     finally:
-        forget_engine()
+        setup.forget_engine()
 
 
 def play_jobs(
