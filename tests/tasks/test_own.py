@@ -466,6 +466,8 @@ def test_unusual_tasks_that_are_right(given: dict[str, Any]) -> None:
 
 ONE_HOT = np.eye(2, dtype=np.float32)[Y]
 BROKEN: dict[str, dict[str, Any]] = {
+    "client_names is None; it must be a list of texts, or ()": {"client_names": None},
+    "client_strata is None; it must be a list of texts, or ()": {"client_strata": None},
     "train() or eval() of Silent does not return": {"make_model": partial(Silent, 3, 2)},
     "probabilities, between 0 and 1 whatever it": {
         "make_model": partial(Keeping, 3, 2),

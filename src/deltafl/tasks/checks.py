@@ -202,6 +202,9 @@ def _check_clients(task: Task) -> None:
     for client, rows in enumerate(clients):
         good = are_rows(rows, len(task.dataset.train_x))
         _require(good, f"client_rows[{client}]", rows, needed)
+    for what, texts in (("names", task.client_names), ("strata", task.client_strata)):
+        good = hasattr(texts, "__len__")
+        _require(good, f"client_{what}", texts, "a list of texts, or () where there are none")
     names = [*task.client_names]
     good = len({*names}) == len(names) == len(clients) and all(isinstance(x, str) for x in names)
     _require(good or not names, "client_names", names, f"{len(clients)} different texts, or empty")
