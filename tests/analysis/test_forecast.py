@@ -20,6 +20,7 @@ from deltafl.analysis.forecast import (
     jackknife,
 )
 from deltafl.analysis.statistics import Interval
+from deltafl.types import LOSS
 from tools.runs import make_run
 
 GOAL = 0.8
@@ -60,7 +61,7 @@ def test_of_other_metrics_neither_unit_nor_zero_counts(factor: float, shift: flo
 
 
 def test_the_pace_of_a_run_is_known_though_its_first_rounds_have_no_value() -> None:
-    def runs(paces: tuple[float, float], rounds: int, missing: int) -> list[Course]:
+    def runs(paces: tuple[float, ...], rounds: int, missing: int) -> list[Course]:
         """Losses without their first values."""
         made = []
         for seed, pace in enumerate(paces):
@@ -75,6 +76,18 @@ def test_the_pace_of_a_run_is_known_though_its_first_rounds_have_no_value() -> N
         for missing in (0, 2)
     ]
     np.testing.assert_allclose(found, [[28, 40], [28, 40]], rtol=0.05)
+
+    def moments(missing: int) -> list[int]:
+        """The rounds of which a plan of one seed names the best value so far."""
+        trial = Trial("uniform", 5, runs((4.0,), 60, missing))
+        full = runs((1.0,), 20, missing)
+        prices = Prices(training=1.0)
+        curve = Curve([trial], full, -0.2, between_sizes({5: 0.2}), prices)
+        assert curve.at(5).rounds == (26.0, None, None)
+        advice = Advice.of(0.2, prices, None, [curve], {}, LOSS)
+        return [at for at, _ in advice.course]
+
+    assert (moments(0), moments(8)) == ([6, 13, 20, 26], [13, 20, 26])
 
 
 def test_nothing_is_said_of_runs_that_have_learnt_nothing_or_are_too_short() -> None:

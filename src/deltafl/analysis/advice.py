@@ -91,7 +91,10 @@ class Advice(NamedTuple):
         round_r = sorted({max(1, round(part * moves / 4)) for part in range(1, 5)})
         values = curve.accuracy(first.n, np.array(round_r))
         course = [
-            (at + lost, _of_metric(judge, value)) for at, value in zip(round_r, values, strict=True)
+            (at + lost, _of_metric(judge, value))
+            for at, value in zip(round_r, values, strict=True)
+            # A metric may have no value before.
+            if np.isfinite(value.mean)
         ]
         return known._replace(forecasts=ranked, tried=tried, ratio=ratio, course=course)
 

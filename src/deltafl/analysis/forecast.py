@@ -227,11 +227,13 @@ class Curve:
 
     @cached_property
     def without(self) -> "list[Curve]":
-        """The curves without each seed; none where one of them has no trial that gets to the
+        """The curves without each seed; none of one seed, or where without one no trial gets to the
         goal.
         """
-        curves = []
         seeds = range(len(self._full))
+        if len(seeds) < 2:
+            return []
+        curves = []
         for left_out in seeds:
             kept = [seed for seed in seeds if seed != left_out]
             trials = [
@@ -241,7 +243,7 @@ class Curve:
             full = [self._full[seed] for seed in kept]
             # Anew: unfinished runs are forecast by the pace of all seeds that there are.
             curve = Curve(trials, full, self._goal, self._error_of, self._prices, math.inf)
-            if not kept or not curve.trials:
+            if not curve.trials:
                 return []
             curves.append(curve)
         return curves
@@ -313,7 +315,9 @@ class Curve:
         return Forecast(self.method, n, is_tried, rounds, trainings, megabytes, cost, measured)
 
     def accuracy(self, n: int, round_r: FloatArray) -> list[Interval]:
-        """The best value so far after these rounds with n clients, from the nearest n tried."""
+        """The best value so far after these rounds with n clients, from the nearest n tried; NaN
+        where there is none yet.
+        """
         # As a ratio: 10 is as near to 5 as to 20.
         nearest = int(np.argmin(np.abs(np.log(self._n_j / n))))
         # As many rounds of the trial as these are worth.
@@ -321,7 +325,8 @@ class Curve:
         value_sr = []
         for course in self.trials[nearest].courses:
             played_r = np.arange(1, len(course.best_r) + 1)
-            value_sr.append(np.interp(round_r * factor, played_r, course.best_r))
+            best_r = np.where(np.isfinite(course.best_r), course.best_r, np.nan)
+            value_sr.append(np.interp(round_r * factor, played_r, best_r))
         return [mean_interval(value_s) for value_s in np.transpose(value_sr)]
 
 
@@ -340,7 +345,7 @@ def jackknife(found_x: FloatArray, without: Sequence[FloatArray]) -> list[Interv
     exp(log x +- t_{S-1} se), where se^2 = (S - 1) / S sum_s (log x without s - their mean)^2.
     """
     count = len(without)
-    if count < 2:
+    if count == 0:
         return [Interval(float(number)) for number in found_x]
     # ``var`` divides by S already.
     se_x = np.sqrt((count - 1) * np.log(without).var(axis=0))
