@@ -23,6 +23,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from torch import Tensor, nn
 
 from deltafl import DeltaflError, compare
 from deltafl.calls import Named
@@ -1076,6 +1077,36 @@ def test_a_model_of_a_table_has_local_and_frozen_arrays() -> None:
     check_task(task, "table", seed=0)
     other = make_task("digits", seed=0, **parts)
     assert list(other.parts_of(other.make_model()).trained) == ["1.weight"]
+
+
+def chain(in_features: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(in_features, 3), nn.ReLU(), nn.Linear(3, outputs))
+
+
+@pytest.mark.parametrize("task_type", ["regression", "classification"])
+def test_patterns_name_the_arrays_of_the_model_that_was_given(task_type: Any) -> None:
+    """Whatever the task puts behind it; by "0.*" a chain around it would be trained as a whole."""
+    frame = pd.DataFrame({"x": np.arange(20.0), "z": np.ones(20), "y": np.arange(20) % 2})
+    given: dict[str, Any] = {"task_type": task_type, "partition": "iid", "clients": 4}
+    parts: dict[str, Any] = {"local": ["0.weight"], "trainable": "0.*"}
+    task = table_task(frame, "y", model=chain, **parts, **given)
+    kinds = [entry.kind for entry in task.parts_of(task.make_model()).entries]
+    assert kinds == ["local", "trained", "frozen", "frozen"]
+    check_task(task, "table", seed=0)
+
+
+class Several(nn.Linear):
+    """It returns a tuple."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x
+
+
+def test_a_model_of_one_number_that_returns_no_tensor_is_named() -> None:
+    frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20) / 3})
+    task = table_task(frame, "y", task_type="regression", partition="iid", clients=4, model=Several)
+    with pytest.raises(DeltaflError, match=r"returned tuple in evaluation.*output\[0\]"):
+        check_task(task, "table", seed=0)
 
 
 # --- strata

@@ -38,6 +38,7 @@ from .metrics import (
     is_of_library,
     targets_of,
 )
+from .models import one_output
 from .partitions import are_rows
 
 
@@ -442,7 +443,7 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
         model.train(training)
         output = _tried(
             f"the model does not take inputs of shape {tuple(x.shape)}",
-            lambda: model(x),
+            lambda: _forward(task, model, x),
         )
         shape = _shape_of_output(task, output, y, mode)
         with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
@@ -492,6 +493,20 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Modul
             "output by torch alone, without detach, item or no_grad, and leave a parameter of the "
             "model trainable"
         )
+
+
+def _forward(task: Task, model: Module, x: Tensor) -> Any:
+    """What a model returns, or the user's own in a chain, where the rest takes a tensor alone."""
+    from .modules import torch
+
+    if getattr(task.make_model, "func", None) is not one_output:
+        return model(x)
+    own, *rest = model
+    output = own(x)
+    for part in rest:
+        if isinstance(output, torch.Tensor):
+            output = part(output)
+    return output
 
 
 def _shape_of_output(task: Task, output: Any, y: Tensor, mode: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..errors import DeltaflError
+from ..model_parts import TRAINABLE, Patterns, patterns_of
 from ..types import Rng
 from .losses import Module, Tensor
 
@@ -27,6 +28,13 @@ def one_output(model: Callable[[int, int], Module], in_features: int) -> Module:
     from .modules import nn
 
     return nn.Sequential(model(in_features, 1), nn.Flatten(0))
+
+
+def within_one_output(names: Patterns) -> Patterns:
+    """Name patterns of the arrays of a model, as those of ``one_output`` of it."""
+    if isinstance(names, str) and names in TRAINABLE:
+        return names
+    return tuple(f"0.{name}" for name in patterns_of(names))
 
 
 def mlp(in_features: int, hidden: Sequence[int], classes: int) -> Module:

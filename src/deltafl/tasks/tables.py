@@ -36,7 +36,7 @@ from .columns import (
 from .dataset import Dataset, crc32_of
 from .frames import Frame, read_frame, table_stem
 from .losses import MakeModel, Module, binary_cross_entropy, cross_entropy, squared_error
-from .models import one_output, softmax_regression
+from .models import one_output, softmax_regression, within_one_output
 from .partitions import AnyPartition, clients_of_tests, find_partition, make_partition, rows_by_key
 
 #: The column that says who holds a row, unless another one is named.
@@ -161,6 +161,12 @@ def table_task(
     x = x.astype(np.float32)
     examples = Examples(name, frame, x, target, labels[0], owner, owners, test_e)
     task = task_of(table_stem(name), examples, dealing, model)
+    if target.num_classes == 0 and target.y.ndim == 1:
+        # The names are those of the user's model, which the task's holds in a chain.
+        sent = Sent(
+            local=within_one_output(sent.get("local", ())),
+            trainable=within_one_output(sent.get("trainable", ())),
+        )
     return replace(task, dataset=replace(task.dataset, examples_crc32=examples_crc32), **sent)
 
 
