@@ -319,10 +319,17 @@ def test_processes_have_one_thread_each_and_this_one_stays_as_it_was(
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not say")
-def test_as_many_runs_as_the_process_may_use_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_runs_as_the_process_may_use_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {2, 5, 7})
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr("deltafl.store.room._QUOTA", quota)
     counts = [count_processes(*asked) for asked in ((None, "cpu"), (None, "cuda"), (9, "cpu"))]
     assert counts == [3, 1, 9]
+    for text, count in (("max 100000", 3), ("150000 100000", 2), ("900000 100000", 3)):
+        quota.write_text(f"{text}\n")
+        assert count_processes(None, "cpu") == count
 
 
 def test_a_run_that_kills_its_process_again_and_again_is_an_error(job: Job, tmp_path: Path) -> None:

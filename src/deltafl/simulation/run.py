@@ -73,9 +73,7 @@ def run_experiment(
         DivergedError: If the model is lost (``divergence.py``). The last line of ``rounds.jsonl``
             has the reason, the checkpoint before it stays, and the run is not played again.
     """
-    last = group.from_first(directory.last_line)
-    if "diverged" in last:
-        raise DivergedError(last["round"], **last["diverged"])
+    _require_model(directory, group)
     with seeded(stream(settings.seed, "draw", client=2)):
         run, start, census = _open_run(settings, engine, directory, group)
     followers = (
@@ -101,12 +99,16 @@ def run_experiment(
         rng = stream(settings.seed, "draw", run.state.round, client=1)
         with seeded(rng, every=may_draw):
             _follow(run, play_round(run), followers)
-    last = group.from_first(directory.last_line)
-    if "diverged" in last:
-        raise DivergedError(last["round"], **last["diverged"])
+    _require_model(directory, group)
     for callback in followers:
         callback.end(run)
     return run.state
+
+
+def _require_model(directory: RunDirectory, group: ProcessGroup) -> None:
+    last = group.from_first(directory.last_line)
+    if "diverged" in last:
+        raise DivergedError(last["round"], **last["diverged"])
 
 
 def play_round(run: LiveRun) -> PlayedRound:

@@ -1,10 +1,16 @@
-"""How much memory is left: what a file says it unpacks to is looked at before it is unpacked."""
+"""How much memory is left: what a file says it unpacks to is looked at before it is unpacked; and
+how much of the processor a container has.
+"""
 
 import sys
+from math import ceil
 from pathlib import Path
 
 if sys.platform != "win32":
     import resource
+
+#: Microseconds of work in each period, on all cores together.
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def free_ram() -> int | None:
@@ -21,6 +27,15 @@ def free_ram() -> int | None:
     if limit != resource.RLIM_INFINITY:
         found.append(max(0, limit - pages * resource.getpagesize()))
     return min(found, default=None)
+
+
+def cores_of_quota() -> int | None:
+    """So many cores as a container's quota of processor time keeps busy; None without a quota."""
+    try:
+        quota, period = map(int, _QUOTA.read_text(encoding="ascii").split())
+    except (OSError, ValueError):  # its first word may be "max"
+        return None
+    return ceil(quota / period)
 
 
 def require_ram(size: int) -> None:

@@ -19,6 +19,7 @@ from ...errors import DeltaflError, is_in, require
 from ...scale.stretches import cores_allowed
 from ...store.files import below
 from ...store.lines import NOTHING, line_of, whole_lines
+from ...store.room import cores_of_quota
 from ..callbacks.callback import OnRound, RoundDone, round_done
 from ..folder.checkpoint import CURE, read_checkpoint
 from ..folder.directory import RunDirectory, locked
@@ -137,7 +138,7 @@ def count_processes(asked: Any, device: str | None) -> int:
         return int(asked)
     if device not in (None, "cpu"):
         return 1
-    return cores_allowed()
+    return min(filter(None, (cores_allowed(), cores_of_quota())))
 
 
 @contextmanager
