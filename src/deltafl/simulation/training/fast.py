@@ -199,7 +199,8 @@ def choose_forward(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
     """
     if x.dim() != 4 or x.device.type != "cpu":
         return model
-    some = _like(x)
+    # From a generator of its own, so that those of the run stay where they are.
+    some = torch.rand(2, *x.shape[1:], generator=torch.Generator().manual_seed(0))
     norms = _GroupNorms()
     try:
         with norms:
@@ -271,11 +272,6 @@ class _GroupNorms(TorchFunctionMode):
             data = args[0] if args else (kwargs or {})["input"]
             self.of_data |= bool(output.requires_grad and not data.requires_grad)
         return output
-
-
-def _like(x: Tensor) -> Tensor:
-    """Two examples; from a generator of its own, so that those of the run stay where they are."""
-    return torch.rand(2, *x.shape[1:], generator=torch.Generator().manual_seed(0))
 
 
 def _tiled_length(model: nn.Module) -> int:
