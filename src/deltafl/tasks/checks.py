@@ -343,10 +343,10 @@ def _smoke_test(task: Task, seed: int) -> None:
         _check_step(task, model, x, y, original)
         _check_state(task, original, x, y)
         # What a step leaves in a model may keep it from being copied again.
-        judged = copied(original).eval()
-        _check_ends(task, judged)
-        _check_metrics(task, judged, stream(seed, "model"))
-        _check_loss(task, (2, *judged(x).shape[1:]))
+        model = copied(original).eval()
+        _check_ends(task, model)
+        _check_metrics(task, model, stream(seed, "model"))
+        _check_loss(task, (2, *model(x).shape[1:]))
     losses = []
     for _ in range(2):
         with seeded(stream(seed, "model")), torch.no_grad():
