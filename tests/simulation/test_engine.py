@@ -237,6 +237,30 @@ def test_a_loss_that_is_no_mean_is_that_of_the_whole_test_set_whoever_owns_it(
     assert found.accuracy == (output.argmax(1).numpy() == y)[counted].mean()
 
 
+def test_a_loss_that_is_no_mean_needs_no_pass_of_all_examples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weighted = nn.CrossEntropyLoss(torch.tensor([1.0, 9.0, 3.0]))
+    task = make_task(softmax_net, loss=weighted)
+    whole = Engine(task, WORK, 0)
+    monkeypatch.setattr("deltafl.simulation.training.route._EVALUATION_BATCH", 7)
+    monkeypatch.setattr("deltafl.simulation.training.route._DEVICE_NUMBERS", 0)
+    parts = Engine(task, WORK, 0)
+    passes = list[int]()
+
+    def flat(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        passes.append(len(x))
+        return x.flatten(1)
+
+    monkeypatch.setattr(nn.Flatten, "forward", flat)
+    params_d = whole.initial_params()
+    found = [parts.evaluate(params_d).loss, *parts.losses(params_d, np.arange(3))]
+    assert max(passes) == 7
+    expected = [whole.evaluate(params_d).loss, *whole.losses(params_d, np.arange(3))]
+    assert max(passes) > 7
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("make", [softmax_net, Counts])
 def test_a_minibatch_whose_labels_are_all_ignored_has_no_loss_and_takes_no_step(
     make: Callable[[], nn.Module],

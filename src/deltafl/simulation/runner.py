@@ -57,7 +57,7 @@ class ClientRunner:
         self._task = task
         self._work = work
         self._seed = seed
-        self._evaluation_batch = form.evaluation_batch
+        self._form = form
         # All clients report mean squared losses or none does: a sampler compares them.
         self._losses = losses_of(task.loss, stored[1])
         self._precision = route.precision
@@ -185,15 +185,14 @@ class ClientRunner:
     def loss(self, params_d: Params, client: int, rest: Arrays) -> float:
         """Mean loss of the model on the client's data."""
         x, y = self._examples(self._rows(client))
-        total = 0.0
-        size = self._evaluation_batch
-        for x_batch, y_batch in zip(
-            torch.split(x, size),
-            torch.split(y, size),
-            strict=True,
-        ):
-            with located(f"the loss of the model on the data of client {client} failed"):
-                total += self._score(params_d, [(x_batch, rest)], y_batch)[0]
+        size = self._form.evaluation_batch
+        parts = [(part, rest) for part in torch.split(x, size)]
+        with located(f"the loss of the model on the data of client {client} failed"):
+            if not self._form.is_mean:
+                return self._score(params_d, parts, y)[0] / len(x)
+            total = 0.0
+            for part, y_batch in zip(parts, torch.split(y, size), strict=True):
+                total += self._score(params_d, [part], y_batch)[0]
         return total / len(x)
 
     def test(

@@ -52,7 +52,7 @@ _EVALUATION_BATCH = 500
 _EVALUATION_NUMBERS = 2**18
 #: Numbers in the outputs on which a loss is tried.
 _TRIED_NUMBERS = 2**22
-#: Numbers of all layers in one pass on a GPU: 2 GiB.
+#: Numbers of all layers in one pass of an evaluation on a GPU, or of a loss that is no mean: 2 GiB.
 _DEVICE_NUMBERS = 2**29
 
 
@@ -152,8 +152,8 @@ class Form(NamedTuple):
     path: str  #: of ``Route``, and "fast" where a loop can be
     group_size: int  #: clients that are best trained at once
     width: int  #: examples to which minibatches are padded
-    evaluation_batch: int  #: test examples that are evaluated at once
-    is_mean: bool = True  #: whether the loss of the test set is the mean over such batches
+    evaluation_batch: int  #: examples in one pass of an evaluation
+    is_mean: bool = True  #: whether a loss is the mean of those of passes, or of all outputs
 
 
 def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form:
@@ -172,12 +172,10 @@ def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form
     device = torch.device(route.device)
     width = largest_batch(task.client_rows, work.batch_size)
     tested = _EVALUATION_BATCH
-    # A GPU idles between small passes.
-    if device.type != "cpu":
-        tested = max(tested, _DEVICE_NUMBERS // numbers_per_example(model, task))
     is_mean = _is_mean(model, task)
-    if not is_mean:
-        tested = max(len(task.dataset.test_x), *map(len, task.client_rows))
+    # A GPU idles between small passes; a loss of all outputs has them from one, while it is small.
+    if device.type != "cpu" or not is_mean:
+        tested = max(tested, _DEVICE_NUMBERS // numbers_per_example(model, task))
     tested = _without_single(tested, model, task)
     if route.path == "loop":
         reason = incompatibility(model, first_examples(task)[0], task.parts_of(model))
@@ -585,7 +583,7 @@ def numbers_per_example(model: nn.Module, task: Task) -> int:
     with register_module_forward_hook(count), torch.no_grad():
         try:
             trial(example_of(task))
-        except ValueError:  # without running statistics it takes none alone
+        except OWN_ERRORS:  # such as one that takes none alone, without running statistics
             trial(first_examples(task)[0])
     return sum(counted)
 
