@@ -89,6 +89,17 @@ def test_an_own_control_that_fails_in_the_audit_is_reported_with_its_line(
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
+def test_where_all_are_asked_a_design_that_cannot_leave_one_out_is_audited() -> None:
+    row = one_row(TOY._replace(n=3), "delta", "successive")
+    assert row.exact
+    # Successive draws take all three, each with the coefficient 1 / (3 n p) of a random cohort.
+    update_md = TOY.known.update_md.astype(np.float64)
+    score_m = np.linalg.norm(update_md - update_md.mean(axis=0), axis=1)
+    estimate_d = (update_md / (9 * score_m / score_m.sum())[:, None]).sum(axis=0)
+    bias = np.linalg.norm(estimate_d - [4, 0]) / 4
+    assert row.bias == pytest.approx(bias, rel=1e-5)
+
+
 def test_every_claim_holds_on_the_toy(toy_rows: dict[tuple[str, str, str], AuditRow]) -> None:
     assert len(toy_rows) > 200
     assert [row for row in toy_rows.values() if not row.passes] == []

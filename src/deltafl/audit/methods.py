@@ -184,7 +184,11 @@ def _bias_at_zero(
     # Practical samplers do not see this round's scores, and cannot leave out who has 0.
     if not plan.sampler.needs_oracle:
         return 0.0
-    found = [estimate_error(plan, state, edge, edge.update_md, draws) for edge in _edges(known)]
+    found = []
+    for edge in _edges(known):
+        # Not all designs draw n where fewer have a positive score.
+        with suppress(DeltaflError):
+            found.append(estimate_error(plan, state, edge, edge.update_md, draws))
     return max((error.bias for error in found if not _no_bias(error)), default=0.0)
 
 

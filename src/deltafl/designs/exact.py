@@ -61,7 +61,11 @@ def _likely(
 ) -> Support:
     """The possible cohorts; a sampler needs the same ones again at every visit."""
     cohorts = support(design, np.array(expected), values)
-    return {count: probability for count, probability in cohorts.items() if probability > 0}
+    possible = {count: probability for count, probability in cohorts.items() if probability > 0}
+    # Successive draws need a positive score for each.
+    if not possible:
+        raise DeltaflError(f"{design} draws have no cohort of these scores; set a floor above 0")
+    return possible
 
 
 class _Path:
