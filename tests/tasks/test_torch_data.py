@@ -357,6 +357,7 @@ def test_a_picture_is_learnt_pixel_by_pixel() -> None:
     ("data", "options", "words"),
     [
         (ROWS, {}, "write partition='iid'"),
+        (ROWS, {"partition": "natural"}, "write partition='iid'"),
         (Stream(), IID, r"part is of type Stream; .* list\(iterable\)"),
         (DataLoader(ROWS), IID, "loader.dataset"),
         (ChainDataset([Stream()]), IID, r"type ChainDataset; .* list\(iterable\): TypeError"),

@@ -67,7 +67,7 @@ def from_torch(
     require_text(name)
     # A list of items, which a partition deals, is one data set.
     by_client = find_partition("natural" if partition is None else partition).uses_column
-    if partition is None and _one_each(train, by_client) is None:
+    if by_client and _one_each(train, by_client) is None:
         raise DeltaflError(
             "nobody says who holds a row: write partition='iid' and clients=20, or give a list or "
             "dict of data sets, one for each client"
