@@ -146,9 +146,10 @@ def audit(ctx: typer.Context) -> None:
     if left_out:
         say(
             "Not audited, as they cannot be drawn on these updates or with these designs and "
-            f"estimators: {', '.join(left_out)}. For samplers that look at labels write --task "
-            "digits."
+            f"estimators: {', '.join(left_out)}."
         )
+    if left_out and subject.num_classes == 0:
+        say("For samplers that look at labels write --task digits.")
     if failed:
         raise typer.Exit(1)
 

@@ -155,10 +155,10 @@ def _print_label(text: str) -> None:
     ]
     _print_table(("sampler", label.name), rows)
     meanings = _meanings(type(made))
-    options = []
-    for option in entry.options:
-        default = text_of(getattr(made, option))
-        options.append((option, default, made.ranges.get(option, ""), meanings.get(option, "")))
+    options = [
+        (name, text_of(getattr(made, name)), made.ranges.get(name, ""), meanings.get(name, ""))
+        for name in entry.options
+    ]
     if options:
         _print_table(("option", "default", "range", "meaning"), options)
         say(f"Write options in the label: {label.name}({options[-1][0]}=VALUE)")
@@ -168,15 +168,12 @@ def _print_label(text: str) -> None:
 
 def _about(part: object) -> str:
     """The first paragraph of a docstring."""
-    return " ".join(
-        cleandoc(part.__doc__ or "")
-        .partition("\n\n")[0]
-        .replace(
-            "``",
-            "",
-        )
-        .split()
-    )
+    return _plain(cleandoc(part.__doc__ or "").partition("\n\n")[0])
+
+
+def _plain(text: str) -> str:
+    """A paragraph of a docstring as one line without its marks."""
+    return " ".join(text.replace("``", "").replace("**", "").split())
 
 
 def _claim(method: "str | Label") -> str:
@@ -199,7 +196,7 @@ def _meanings(kind: type) -> dict[str, str]:
             attributes,
             re.MULTILINE,
         ):
-            found[name] = " ".join(text.replace("``", "").replace("**", "").split())
+            found[name] = _plain(text)
     return found
 
 
