@@ -188,6 +188,29 @@ def test_steps_of_a_subclass_are_counted_once_and_the_optimizers_own_step_is_bac
     np.testing.assert_array_equal(found[0], found[1])
 
 
+@pytest.mark.parametrize("begun", ["before", "inside"])
+def test_a_learning_rate_may_have_a_schedule(begun: str) -> None:
+    """The loop that is given, with its own scheduler, takes the steps that the schedule says."""
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.zeros(1))
+    model = torch.nn.ParameterDict({"weight": weight})
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def halved() -> Any:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    schedule = halved() if begun == "before" else None
+    with corrected_steps({"weight": np.array([6.0])}, model, optimizer, 3, step_factor=0.5):
+        schedule = schedule or halved()
+        for _ in range(3):
+            weight.grad = torch.ones(1)
+            optimizer.step()
+            schedule.step()
+    assert weight.item() == pytest.approx(6 - 0.5 * (1 + 0.5 + 0.25))
+    optimizer.step()
+    assert weight.item() == pytest.approx(6 - 0.5 * 1.75 - 0.125)
+
+
 def test_shorter_steps_that_nobody_took_are_an_error() -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(2, 1)

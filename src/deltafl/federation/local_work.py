@@ -5,6 +5,7 @@ corrects.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -197,7 +198,7 @@ def corrected_steps(
 
     # Not the optimizer's hooks: they run twice where a subclass calls the step that it overrides.
     @wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def step(_: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal left, taken
         before = [
             (tensor, tensor.detach().clone())
@@ -216,7 +217,8 @@ def corrected_steps(
             add(1 / num_steps)
         return result
 
-    optimizer.step = step
+    # A method, as schedulers of learning rates that begin inside ``with`` expect.
+    optimizer.step = MethodType(step, optimizer)
     try:
         yield
     finally:
