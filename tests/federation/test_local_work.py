@@ -79,7 +79,8 @@ def test_corrections_add_up_whatever_the_number_of_steps(steps: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before_d = flatten(model)
     correction_d = np.arange(len(before_d), dtype=np.float32)
-    with corrected_steps(correction_d, model, optimizer, num_steps=3):
+    announced: Any = np.int64(3)  # as whoever counts with NumPy gives it
+    with corrected_steps(correction_d, model, optimizer, num_steps=announced):
         for _ in range(steps):
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)

@@ -160,7 +160,8 @@ def corrected_steps(
         factor = correction.step_factor if isinstance(correction, Correction) else 1.0
     if not is_in(factor, "(0, 1]"):
         raise DeltaflError(f"step_factor is {factor!r}; it must be a number above 0 and at most 1")
-    if type(num_steps) is not int or num_steps < 1:
+    steps: Any = num_steps  # whatever a host gives
+    if not isinstance(steps, int | np.integer) or steps < 1:
         raise DeltaflError(
             f"num_steps is {num_steps!r}; write how many steps the loop will take, at least 1"
         )
