@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deltafl import DeltaflError, DifferentialPrivacy
@@ -55,6 +56,16 @@ DP = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
 def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(DeltaflError, match=message):
         make_rules(**{"sampler": "uniform", **settings})
+
+
+def test_numbers_that_numpy_has_counted_are_those_that_are_typed() -> None:
+    typed = {"n": 3, "min_clients": 4, "aux": 2, "seed": 5, "absent_after": 6}
+    counted: dict[str, Any] = {name: np.int64(number) for name, number in typed.items()}
+    rules = make_rules(**counted)
+    assert [type(x) for x in (rules.plan.n, rules.min_clients, rules.aux)] == [int] * 3
+    plain = make_rules(**typed)  # type: ignore[arg-type]
+    assert (rules.registration, rules.plan.n) == (plain.registration, plain.plan.n)
+    assert rules.min_clients == 4
 
 
 def test_defaults_follow_from_other_settings(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any, Literal
 
+import numpy as np
+
 from ..errors import DeltaflError, is_in, unknown_name
 from ..model_parts import Patterns
 from ..plan import Plan, make_plan
@@ -224,19 +226,18 @@ def make_rules(
         if name not in known:
             raise unknown_name("setting", name, known | {*host} - {"self", "settings"})
     own = {name: settings.pop(name) for name in _OWN if name in settings}
-    aux = own.get("aux", 0)
     fraction = own.get("fraction_train")
     if n is not None and fraction is not None:
         raise DeltaflError(
             f"n = {n!r} and fraction_train = {fraction!r} say the same; leave out one"
         )
     first: Any = 10 if n in (None, AUTO) else n
-    check_whole("n", first, "at least 1, or 'auto'", 1)
-    check_whole("aux", aux, "0 for none", 0)
+    first = check_whole("n", first, "at least 1, or 'auto'", 1)
+    aux = own["aux"] = check_whole("aux", own.get("aux", 0), "0 for none", 0)
     if min_clients is None:
         has_number = fraction is None and n != AUTO
         min_clients = first if has_number else 2  # as Flower's FedAvg
-    check_whole(
+    min_clients = check_whole(
         "min_clients",
         min_clients,
         "at least 1, or None for n (min_nodes in Flower)",
@@ -284,10 +285,14 @@ def make_rules(
     return Rules(plan, own_seed, state_path, min_clients, **own)
 
 
-def check_whole(name: str, value: Any, allowed: str, least: int) -> None:
-    """Refuse what is no int of at least ``least``, such as a boolean or 10.0."""
-    if type(value) is not int or value < least:
+def check_whole(name: str, value: Any, allowed: str, least: int) -> int:
+    """A whole number as an int, NumPy's too; refuse what is none of at least ``least``, such as a
+    boolean or 10.0.
+    """
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or value < least:
         raise DeltaflError(f"{name} is {value!r}; it must be a whole number, {allowed}")
+    return int(value)
 
 
 def check_texts(name: str, value: Any) -> None:
