@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from statistics import mean
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,8 @@ def test_the_known_answers() -> None:
     assert recommend().label == "census"
     assert recommend(labels=True, census=False).label == "balanced"
     assert recommend(census=False).label == "innovation@local-pivotal"
-    assert "4 GB" in recommend(census=False, clients=1000, parameters=10**6).cost
+    counted: Any = np.int64(1000)  # as whoever counts with NumPy gives it
+    assert "4 GB" in recommend(census=False, clients=counted, parameters=10**6).cost
     # 129 numbers of 8 bytes, and 11 for each of 3907 blocks.
     assert "(345 GB)" in recommend(clients=10**6, parameters=10**6).cost
     assert any("available" in sentence for sentence in recommend(reachable=False).caveats)

@@ -13,6 +13,8 @@ from importlib.resources import files
 from statistics import mean
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from ..errors import DeltaflError, is_in
 from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
@@ -154,7 +156,7 @@ def _check(answers: Mapping[str, object], counts: Mapping[str, object]) -> None:
         if not isinstance(answer, bool):
             raise DeltaflError(f"{name} is {answer!r}; write True, or False")
     for name, number in counts.items():
-        is_whole = isinstance(number, int) and not isinstance(number, bool)
+        is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
         if number is not None and not (is_whole and is_in(number, "[1, inf)")):
             raise DeltaflError(f"{name} is {number!r}; write a whole number >= 1, or leave it out")
 
