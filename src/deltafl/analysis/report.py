@@ -206,8 +206,6 @@ def client_tables(part: Part) -> Iterator[tuple[str, list[list[str]], str]]:
     if not first.client_strata and not first.client_names:
         return
     table = clients_of(part.runs)
-    # A loss that is not finite is not known.
-    table[judge.name] = table[judge.name].where(np.isfinite(table[judge.name]))
     if first.client_strata:
         of_runs = table.groupby(["stratum", "sampler", "seed"])
         # Each client of a stratum counts once, and then each seed.
