@@ -47,6 +47,7 @@ DP = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
         ({"registration_timeout": "10"}, r"is '10'; it must be a number of seconds in \(0, inf\)"),
         ({"state_path": ""}, "state_path is ''; write the name of a folder, or None"),
         ({"state_path": "a\0b"}, "state_path is .*; write the name of a folder, or None"),
+        ({"state_path": "~nobody-is-called-so/a"}, "Could not .*; write the whole path"),
         ({"memory_path": 3}, "memory_path is 3; write the name of a folder, or None"),
         ({"avrage": 0.5}, "did you mean 'average'"),
         ({"max_rato": 2}, "did you mean 'max_ratio'"),
@@ -75,3 +76,11 @@ def test_defaults_follow_from_other_settings(tmp_path: Path) -> None:
     assert (robust.min_clients, robust.max_ratio, robust.own_seed) == (2, 1.0, False)
     assert robust.state_path == tmp_path
     assert make_rules("uniform", clip="median", max_ratio=5.0).max_ratio == 5.0
+
+
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    rules = make_rules("innovation", state_path="~/a", memory_path=Path("~/b"))
+    assert rules.state_path == tmp_path / "a"
+    assert Path(str(rules.plan.memory.folder)).parent == tmp_path / "b"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import DeltaflError, is_in, unknown_name
+from ..errors import DeltaflError, explained, is_in, unknown_name
 from ..model_parts import Patterns
 from ..plan import Plan, make_plan
 from ..samplers.base import Sampler
@@ -243,13 +243,12 @@ def make_rules(
         "at least 1, or None for n (min_nodes in Flower)",
         1,
     )
-    for name, path in (("state_path", state_path), ("memory_path", memory_path)):
-        if str(path) == "" or "\0" in str(path) or not isinstance(path, str | Path | None):
-            raise DeltaflError(f"{name} is {path!r}; write the name of a folder, or None for none")
+    state_path = _folder("state_path", state_path)
+    memory_path = _folder("memory_path", memory_path)
     memory = RowFormat(memory_dtype)
     if memory_path is not None:
         # Several federations may keep their updates on the same disk.
-        rows = Path(memory_path).absolute() / new_name("federation")
+        rows = memory_path.absolute() / new_name("federation")
         memory = replace(memory, folder=str(rows))
     # None is the sampler's own, which ``make_plan`` takes where no other is given.
     if settings.get("estimator", "") is None:
@@ -280,9 +279,17 @@ def make_rules(
     # Where clients may lie they may claim examples, too.
     if own.get("max_ratio") is None and plan.part("clip") is not None:
         own["max_ratio"] = 1.0
-    if state_path is not None:
-        state_path = Path(state_path)
     return Rules(plan, own_seed, state_path, min_clients, **own)
+
+
+def _folder(name: str, path: Any) -> Path | None:
+    if path is None:
+        return None
+    if not isinstance(path, str | Path) or str(path) == "" or "\0" in str(path):
+        raise DeltaflError(f"{name} is {path!r}; write the name of a folder, or None for none")
+    # Else there were a folder named ~, and who deletes that may delete another one.
+    with explained(f"{name} is {str(path)!r}", cure="; write the whole path"):
+        return Path(path).expanduser()
 
 
 def check_whole(name: str, value: Any, allowed: str, least: int) -> int:
