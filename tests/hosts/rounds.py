@@ -109,6 +109,8 @@ def core(
             update_of_client(i, sent, Correction(split(drift_d, SHAPES), plan.step_factor), False)
             for i, drift_d in zip(cohort.client_n.tolist(), drift_nd, strict=True)
         ]
+        if plan.codes(cohort):
+            updates = [*plan.as_sent(cohort, np.array(updates))]
         here = [update is not None for update in updates]
         reports = Reports.make(n, responded=here, loss=[1.0] * n)
         largest = max(largest, float(np.abs(drift_nd).max()))

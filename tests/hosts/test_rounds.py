@@ -27,6 +27,10 @@ LABELS = [
     "uniform+average=0.5",
     "census+average=0.5+mime=0.7",
     "census+mime=0.5+scaffold",
+    "uniform+first_round=code+mime=0.5",
+    "uniform+first_round=code+ghbm=0.5+ghbm_tau=2",
+    "innovation+first_round=code+scaffold",
+    "fedvarp+first_round=exact+scaffold",
 ]
 #: Label, fault, why its replies are refused.
 FAULTS = [

@@ -27,6 +27,8 @@ from ..model_parts import Arrays
 #: What a client reports of who it is.
 KIND = "kind"
 CLIENT_ID = "client-id"
+#: The record of a message that is the model.
+MODEL = "arrays"
 #: The record of a train message that ``take_correction`` takes out.
 CORRECTION = "deltafl-correction"
 
@@ -55,7 +57,8 @@ def delta_mod(
     record = asked_in(message)
     # Copies, since the app takes entries out of the records.
     asked: dict[str, Any] = dict(record)
-    sent = _trained(message, asked)
+    # By name, as a correction, and what a user's strategy adds, are arrays as well.
+    sent = _trained(message.content.array_records.get(MODEL, ArrayRecord()), asked)
     # Before the app runs, which may take arrays out of the message or rename them.
     names = {name for part in message.content.array_records.values() for name in part}
     reply = call_next(message, context)
@@ -63,7 +66,7 @@ def delta_mod(
         return reply
     # ``take_correction`` has taken it out: so the server learns that it was called.
     corrected = STEP_FACTOR in asked and STEP_FACTOR not in record
-    report = ConfigRecord(report_of(asked, corrected, sent, _trained(reply, asked)))
+    report = ConfigRecord(report_of(asked, corrected, sent, _trained(_model_in(reply), asked)))
     unsent = set(asked[TRAINED]) if CODE in asked else set()
     for part in reply.content.array_records.values():
         for name in part.keys() - (names - unsent):
@@ -156,10 +159,15 @@ def _id_of(
     )
 
 
-def _trained(message: Message, asked: Mapping[str, Any]) -> Arrays:
-    """The arrays that a census asks for, in the server's order; none without one record of them."""
-    records = list(message.content.array_records.values())
+def _model_in(reply: Message) -> ArrayRecord:
+    """The model in a reply, whatever its app calls it: the one record of arrays, or nothing."""
+    records = list(reply.content.array_records.values())
     if len(records) != 1:
-        return {}
-    names = [name for name in asked.get(TRAINED, ()) if name in records[0]]
-    return {name: records[0][name].numpy() for name in names}
+        return ArrayRecord()
+    return records[0]
+
+
+def _trained(model: ArrayRecord, asked: Mapping[str, Any]) -> Arrays:
+    """The arrays that a census or a code is asked of, in the server's order."""
+    names = [name for name in asked.get(TRAINED, ()) if name in model]
+    return {name: model[name].numpy() for name in names}

@@ -24,7 +24,7 @@ from ..federation.service import Service, serving
 from ..samplers.base import Sampler
 from ..server.optimizers import ServerOptimizer
 from ..types import RoundInfo
-from .client import CORRECTION
+from .client import CORRECTION, MODEL
 from .messages import (
     by_recipient,
     metrics_in,
@@ -388,7 +388,7 @@ class DeltaStrategy(Strategy):
         for key in question.keys:
             # A client in this process takes entries out of its message: only arrays are shared.
             own = ConfigRecord({**config, "server-round": number})
-            content = RecordDict({"arrays": model, "config": own})
+            content = RecordDict({MODEL: model, "config": own})
             if question.asked:
                 content[RECORD] = ConfigRecord(question.asked)
             if drift:
