@@ -276,6 +276,7 @@ def core(label: str, name_of_kind: str) -> tuple[list[Arrays], Clients, int]:
         coef_n = plan.collect_replies(state, cohort, np.ones(n, bool)).coef_n
         share_n = coef_n / coef_n.sum()
         updates = [flat(reply) - flat(model) for reply in replies]
+        updates = [*plan.as_sent(cohort, np.array(updates))]
         state, _ = close_round(plan, state, cohort, updates, Reports.make(n, loss=[1.0] * n))
         new = split(state.params_d, shapes)
         for name in averaged:

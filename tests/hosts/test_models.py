@@ -18,7 +18,7 @@ from .rounds import N, Take
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
 
-LABELS = ["census+mime=0.5", "fedvarp+scaffold"]
+LABELS = ["census+mime=0.5", "fedvarp+scaffold", "innovation+first_round=code+mime=0.5"]
 
 
 @pytest.mark.sampled(4)
