@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from deltafl import compare
 from deltafl.errors import DeltaflError
 from deltafl.plan import saved_model
 from deltafl.scale.sound import restored_part
@@ -27,6 +28,7 @@ from deltafl.simulation.folder.checkpoint import FILE
 from deltafl.simulation.folder.directory import CENSUS, SUSPECT
 from deltafl.simulation.rest import Rest
 from deltafl.store.sealed import read_sealed, write_sealed
+from deltafl.tasks import Task, make_task
 
 OWN = """
 import numpy as np, torch
@@ -139,6 +141,29 @@ class Wide(torch.nn.Module):
     for name, tensor in torch.load(tmp_path / "model.pt").items():
         assert loaded[name].dtype == tensor.dtype, name
         assert torch.equal(loaded[name].float(), tensor.float()), name
+
+
+def few(seed: int) -> Task:
+    return make_task("digits", seed=seed, num_clients=4)
+
+
+def halves(y: Any, num_clients: int, rng: np.random.Generator) -> list[Any]:
+    return np.array_split(rng.permutation(len(y)), num_clients)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({"task": few}, "few"), ({"partition": halves, "clients": 4}, "partition=halves")],
+)
+def test_a_task_that_was_an_object_is_named(
+    given: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    more: dict[str, Any] = {"processes": 1, "progress": False, "report": False}
+    compare(samplers="uniform", seeds=1, rounds=1, sample=2, out=out, **given, **more)
+    with pytest.raises(DeltaflError, match=rf"played from Python with {name}, .*FILE\.py:NAME"):
+        export_model(out / "runs" / "uniform-seed0", tmp_path / "model.pt")
+    assert not (tmp_path / "model.pt").exists()
 
 
 def cell(value: float) -> Callable[[Any], Any]:

@@ -76,6 +76,14 @@ def export_model(folder: AnyPath, to: AnyPath, trust_code: bool = False) -> int:
         raise DeltaflError(
             f"{folder} holds no run with a checkpoint; name the folder of one, its --out"
         )
+    objects = directory.environment().get("objects", [])
+    for name in (recorded.get("task"), f"partition={recorded.get('partition')}"):
+        if name in objects:
+            raise DeltaflError(
+                f"{folder} was played from Python with {name}, an object, and without it nobody "
+                "can make its model: write it as FILE.py:NAME, which plays the same run, and "
+                "export that"
+            )
     cure = "put it right, or export another run"
     settings = checked(RunSettings, recorded, f"{folder} has impossible settings", cure)
     there = where_it_began(folder)
