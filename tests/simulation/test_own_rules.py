@@ -236,6 +236,27 @@ def test_what_an_estimator_of_yours_draws_is_repeated(tmp_path: Path) -> None:
     assert lines_of(tmp_path / "once") == lines_of(tmp_path / "again")
 
 
+class Draw(Callback):
+    """Writes a number of NumPy's global generator into each line."""
+
+    def begin(self, run: LiveRun) -> None:
+        self.first = np.random.random()  # noqa: NPY002
+
+    def after_round(self, run: LiveRun, round: PlayedRound) -> None:
+        round.line["drawn"] = [self.first, np.random.random()]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "census"])
+def test_what_a_callback_of_yours_draws_is_repeated(sampler: str, tmp_path: Path) -> None:
+    """After a census, too, where it is the first round."""
+    for name in ("once", "again"):
+        np.random.seed(len(name))  # noqa: NPY002
+        run_single(settings_of(sampler=sampler), tmp_path / name, quiet, callbacks=[Draw()])
+    lines = lines_of(tmp_path / "once")
+    assert [line["round"] for line in lines if "drawn" in line] == [*range(1, len(lines))]
+    assert lines == lines_of(tmp_path / "again")
+
+
 def test_clients_with_names_that_are_no_text_are_in_the_table(tmp_path: Path) -> None:
     """As os.listdir gives those of files that are not in UTF-8."""
     note_clients(tmp_path, np.array([3]), 1, "loss", np.array([0.5]), 1, ["cafe\udce9"], ["\udcff"])

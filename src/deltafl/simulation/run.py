@@ -74,8 +74,6 @@ def run_experiment(
             has the reason, the checkpoint before it stays, and the run is not played again.
     """
     _require_model(directory, group)
-    with seeded(stream(settings.seed, "draw", client=2)):
-        run, start, census = _open_run(settings, engine, directory, group)
     followers = (
         Evaluation(),
         Threshold(),
@@ -86,11 +84,10 @@ def run_experiment(
         Checkpoints(),
         Report(on_round),
     )
-    for callback in followers:
-        callback.begin(run)
-    # Unless a checkpoint has it already.
-    if census is not None and run.state.round < start.round:
-        _follow(run, census.round(run, start), followers)
+    with seeded(stream(settings.seed, "draw", client=2)):
+        run, start, census = _open_run(settings, engine, directory, group)
+        for callback in followers:
+            callback.begin(run)
     # Of the library's own nothing draws from the global generators.
     of_plan = (run.plan.sampler, run.plan.rule.control, *run.plan.parts)
     may_draw = bool(callbacks) or not all(map(is_ours, of_plan))
@@ -98,7 +95,12 @@ def run_experiment(
         # By the round, so that it draws the same after a resume.
         rng = stream(settings.seed, "draw", run.state.round, client=1)
         with seeded(rng, every=may_draw):
-            _follow(run, play_round(run), followers)
+            # Unless a checkpoint has it already.
+            if census is not None and run.state.round < start.round:
+                played = census.round(run, start)
+            else:
+                played = play_round(run)
+            _follow(run, played, followers)
     _require_model(directory, group)
     for callback in followers:
         callback.end(run)
