@@ -206,6 +206,8 @@ def test_options_reach_the_samplers_and_unknown_names_are_refused_before_work() 
     assert mse == pytest.approx([0.435, 1.833], abs=6e-4)
     with pytest.raises(DeltaflError, match="pivotal"):
         one_row(TOY, "uniform", "pivotl")
+    with pytest.raises(DeltaflError, match=r"write uniform$"):
+        one_row(TOY, "uniform+clip=median", "pivotal")
 
 
 @pytest.mark.sampled(2)

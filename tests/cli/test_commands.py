@@ -117,6 +117,8 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["run", "--resume"], ["--out"]),
         (["run", "--resume", "--out", "empty"], ["no run"]),
         (["audit", "--samplers", "unifrm"], ["unifrm", "uniform"]),
+        (["audit", "--samplers", "uniform,unifrm"], ["unifrm", "uniform"]),
+        (["audit", "--samplers", "md,uniform+clip=median"], ["write uniform"]),
         (["audit", "--designs", "pivotl"], ["pivotl", "pivotal"]),
         (["audit", "--estimators", "hayek"], ["hayek", "hajek"]),
         (
@@ -142,6 +144,7 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
             ["average has no value in 'census+average': write +average=VALUE"],
         ),
         (["samplers", "censsus"], ["'censsus'", "'census'"]),
+        (["samplers", "census+average=0.5+averag=1"], ["did you mean 'average'?"]),
         (["settings", "lr"], ["did you mean 'local_lr' or 'lr_schedule' or 'server_lr'?"]),
         (["run", "--task", "toy", "--data-dir", "."], ["data_dir does nothing here"]),
         (
@@ -196,6 +199,8 @@ def check_mistake(tmp_path: Path, arguments: list[str], words: list[str]) -> Non
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert all(word in done.stderr for word in words), done.stderr
     assert "Traceback" not in done.stderr
+    # No half of a table before it.
+    assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,6 +11,7 @@ from deltafl.analysis.advice import Advice
 from deltafl.analysis.forecast import Forecast
 from deltafl.analysis.prices import Prices
 from deltafl.analysis.statistics import Interval
+from deltafl.simulation.comparisons.pilot import PlanSettings
 from deltafl.simulation.folder.directory import RunDirectory, recorded_settings
 from deltafl.simulation.view.foreseen import read_plan
 from deltafl.simulation.view.live import _row, picture
@@ -97,10 +98,16 @@ def test_another_goal_and_price_go_on_in_the_folder(planned: Path) -> None:
     assert done.stdout.startswith("For 50 % at least cost")
     assert "more than the budget of 11" in done.stdout
     back = deltafl_here(
-        "plan", *SMALL, "--goal", "0.6", "--cost", "training=1", "--resume", "--out", "first",
-        cwd=planned,
+        "plan", *SMALL, "--goal", "0.6", "--cost", "training=1", "--budget", "1e9", "--resume",
+        "--out", "first", cwd=planned,
     )  # fmt: skip
     assert back.stdout.startswith("For 60 % at least cost")
+    assert "That is within the budget of 1e+09" in back.stdout
+
+
+def test_the_prices_of_the_help_can_be_written() -> None:
+    words = str(PlanSettings.model_fields["cost"].description).partition(";")[0].split()[-1]
+    assert Prices.read(words).mb_up == 0.1
 
 
 def test_without_a_task_it_recommends(tmp_path: Path) -> None:

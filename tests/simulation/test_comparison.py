@@ -414,3 +414,41 @@ def test_a_function_may_make_another_table_of_every_seed(tmp_path: Path) -> None
         of_seed, ["uniform"], seeds=2, out=tmp_path / "out", sample=2, rounds=1, **given
     )
     assert len(found.curves) == 2
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rates"),
+    [("uniform", None), ("innovation", None), ("census", None), ("uniform", {"uniform": 0.3})],
+)
+def test_methods_are_called_the_same_only_where_their_runs_are(
+    sampler: str,
+    rates: dict[str, float] | None,
+) -> None:
+    """Where all clients are asked."""
+    task = table_task(load_iris(as_frame=True).frame, "target", partition="iid", clients=3)
+    result = deltafl.compare(task, ["full", sampler], sample=3, rounds=3, seeds=1, rates=rates)
+    one, two = (run.loss_r for run in result.curves)
+    says_so = "no sampler can differ" in " ".join(str(result).split())
+    assert says_so == np.allclose(one, two, rtol=1e-5)
+
+
+def test_the_commonest_class_is_of_the_test_rows_of_all_seeds(tmp_path: Path) -> None:
+    table = tmp_path / "iris.csv"
+    load_iris(as_frame=True).frame.to_csv(table, index=False)
+    seeds = [3, 5, 8]
+    result = deltafl.compare(
+        str(table),
+        ["uniform"],
+        label="target",
+        partition="iid",
+        clients=5,
+        rounds=1,
+        seeds=seeds,
+    )
+    shares = []
+    for seed in seeds:
+        test_y = table_task(table, "target", seed=seed, partition="iid", clients=5).dataset.test_y
+        shares.append(np.bincount(test_y).max() / len(test_y))
+    assert np.ptp(shares) > 0
+    known = float(str(result.numbers.environment["majority"]))
+    assert known == pytest.approx(np.mean(shares), abs=1e-3)

@@ -167,11 +167,16 @@ class Advice(NamedTuple):
                 "Rounds are free at these prices, which favours few clients and many rounds: give",
                 "them a price, as --cost training=1,round=5 does.",
             ]
-        if self.budget is not None and first.cost.mean > self.budget:
-            lines.append(
-                f"That is more than the budget of {self.budget:g}: raise it, or lower the goal."
-            )
+        if self.budget is not None:
+            lines.append(self._beside_budget(self.budget, first.cost))
         return "\n".join(lines)
+
+    def _beside_budget(self, budget: float, cost: Interval) -> str:
+        if cost.mean > budget:
+            return f"That is more than the budget of {budget:g}: raise it, or lower the goal."
+        if cost.high is not None and cost.high > budget:
+            return f"That is within the budget of {budget:g}, but its interval is not."
+        return f"That is within the budget of {budget:g}."
 
     def _costs(self) -> str:
         if not self.forecasts:

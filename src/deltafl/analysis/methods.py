@@ -59,7 +59,8 @@ def asks_each_once(label: str) -> bool:
     of its own, and with draws in which nobody is drawn twice or left to chance.
     """
     method = method_of(label)
-    if method is None or method.settings:
+    # In the round of a census updates come in few bits, or none come.
+    if method is None or method.settings or begins_with_census(label):
         return False
     if method.design is None:
         return base_name(label) == "full"

@@ -94,15 +94,15 @@ def asks_everybody(settings: Json, facts: Json) -> bool:
     number of clients, where it is recorded.
     """
     labels = settings.get("samplers", ())
-    # What lets a round be without some clients, or with others than n.
-    leaves_out = (
-        any(settings.get(name) for name in ("dropout", "deadline"))
+    # What lets a round be without some clients or with others than n, or be of other steps.
+    differs = (
+        any(settings.get(name) for name in ("dropout", "deadline", "rates"))
         or settings.get("availability", "always") != "always"
         or sized_by(settings) is not None
     )
     # Records have facts as text.
     asks_all = str(settings.get("sample")) == facts.get("clients")
-    return asks_all and not leaves_out and len(labels) > 1 and all(map(asks_each_once, labels))
+    return asks_all and not differs and len(labels) > 1 and all(map(asks_each_once, labels))
 
 
 def says_little(settings: Json, facts: Json) -> Iterator[str]:

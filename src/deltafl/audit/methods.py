@@ -24,7 +24,7 @@ from ..estimators.table import ESTIMATORS, find_estimator
 from ..plan import Plan, RoundState
 from ..round import close_round, init_round
 from ..samplers.base import RunFacts
-from ..samplers.label import make_sampler, needs_scores, parse_label
+from ..samplers.label import Label, make_sampler, needs_scores, parse_label
 from ..server.norms import measure
 from ..server.optimizers import Sgd
 from ..streams import stream
@@ -144,7 +144,7 @@ def audit(
         find_design(given)
     all_rules = [find_estimator(name) for name in estimators or ESTIMATORS]
     for name in samplers:
-        label = parse_label(name)
+        label = label_to_audit(name)
         entry = label.entry
         tried: Sequence[str | None] = designs or list(DESIGNS)
         # A label's own design is meant; and a sampler that draws in its own way has no other.
@@ -172,6 +172,21 @@ def audit(
                 needs_scores(sampler, rule.control),
                 _bias_at_zero(plan, state, known, draws),
             )
+
+
+def label_to_audit(text: str) -> Label:
+    """A method without settings: an audit knows nothing of what the server does with estimates.
+
+    Raises:
+        DeltaflError: If there is no such method, or it has settings.
+    """
+    label = parse_label(text)
+    if label.settings:
+        raise DeltaflError(
+            f"{text} has settings, and an audit is of the estimate before they act: write "
+            f"{label._replace(settings={})}"
+        )
+    return label
 
 
 def _bias_at_zero(

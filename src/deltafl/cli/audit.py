@@ -12,7 +12,7 @@ from .. import simulation
 from ..analysis.narrow import NarrowTable, plain, show
 from ..audit.conformance import check_sampler, check_work
 from ..audit.control import check_control
-from ..audit.methods import AuditRow, KnownUpdates, Subject
+from ..audit.methods import AuditRow, KnownUpdates, Subject, label_to_audit
 from ..audit.methods import audit as audit_methods
 from ..audit.mse_bounds import least_mse
 from ..errors import OWN_ERRORS, DeltaflError, explained, in_one_line, log
@@ -86,6 +86,10 @@ def audit(ctx: typer.Context) -> None:
     labels = _chosen(settings.samplers)
     designs = _chosen(settings.designs)
     estimators = _chosen(settings.estimators)
+    # Before the first table, which may take long.
+    with own_code_explained(settings.task, labels or ()):
+        for label in labels or ():
+            label_to_audit(label)
     subject = subject_of(settings)
     population = subject.population
     mean_d = population.weight_m @ subject.known.update_md

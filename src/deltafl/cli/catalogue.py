@@ -142,6 +142,7 @@ def _print_label(text: str) -> None:
     label.
     """
     label = parse_label(text)
+    _require_settings(label.settings)
     entry = label.entry
     # With the defaults, which are shown below.
     made = entry.make({})
@@ -164,6 +165,13 @@ def _print_label(text: str) -> None:
         say(f"Write options in the label: {label.name}({options[-1][0]}=VALUE)")
     if label.settings:
         settings(list(label.settings))
+
+
+def _require_settings(names: Iterable[str]) -> None:
+    fields = RunSettings.model_fields | CompareSettings.model_fields
+    for name in names:
+        if name not in fields:
+            raise unknown_name("setting", name, fields)
 
 
 def _about(part: object) -> str:
@@ -317,10 +325,8 @@ def settings(
 
     Example: deltafl settings local_lr
     """
+    _require_settings(names or ())
     fields = RunSettings.model_fields | CompareSettings.model_fields
-    for name in names or ():
-        if name not in fields:
-            raise unknown_name("setting", name, fields)
     run = RunSettings.model_json_schema()["properties"]
     compare = CompareSettings.model_json_schema()["properties"]
     chosen = names or list(fields)

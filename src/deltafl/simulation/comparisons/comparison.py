@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -352,9 +353,13 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
     runs = [read_run(found[key], settings.run(*key)) for key in keys]
     given = settings.model_dump(mode="json", exclude_none=True)
     recorded = found[keys[0]].environment()
-    of_task = ("clients", "majority")
     facts: Json = {**environment(), "data": "; ".join(names)}
-    facts |= {key: recorded[key] for key in of_task if key in recorded}
+    if "clients" in recorded:
+        facts["clients"] = recorded["clients"]
+    shares = [known["majority"] for _, known in first_of.values() if "majority" in known]
+    if shares:
+        # Test rows may differ from seed to seed, and accuracies are means over seeds, too.
+        facts["majority"] = f"{fmean(map(float, shares)):.4g}"
     checksums = {known["data_crc32"] for _, known in first_of.values()}
     # Told by the data, for it is not only a ``Task``: a function of the user's may ignore its seed.
     if len(checksums) == 1 < len(first_of):

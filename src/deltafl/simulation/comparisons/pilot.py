@@ -75,7 +75,7 @@ class PlanSettings(CompareSettings):
     goal: Finite | None = None
     """what the metric is to reach; the task's threshold if not set"""
     cost: Annotated[str, AfterValidator(lambda text: Prices.read(text).text)] = "training=1"
-    """prices in your unit: training=1,mb_up=0.1,mb_down=0.1,second=0,round=5"""
+    """prices in your unit: training=1,mb_up=0.1,mb_down=0.1,round=5; of a clock second=2"""
     budget: Positive | None = None
     """the most that may be spent, in that unit"""
     cohorts: (
