@@ -139,3 +139,11 @@ def test_harmless_text_keeps_its_letters(text: str) -> None:
 @pytest.mark.parametrize("label", ["uniform@local-pivotal+average=0.5", "a(b=-1)", "a-b@c", "x 1"])
 def test_the_librarys_labels_stay_as_they_are(label: str) -> None:
     assert harmless(label) == label
+
+
+def test_seeds_that_got_there_are_shown_even_if_no_sampler_did_with_all() -> None:
+    table = to_latex(summarise(runs_of(uniform=[8, None], full=[2, None]), 0.7))
+    rows = [line for line in table.splitlines() if line.startswith(("uniform", "full"))]
+    assert [re.findall(r"\(\d/\d\)", row) for row in rows] == [["(1/2)"], ["(1/2)"]]
+    none = to_latex(summarise(runs_of(uniform=[None, None], full=[2, 3]), None))
+    assert "In parentheses" not in none

@@ -409,3 +409,16 @@ def test_differences_of_any_size_can_be_told_apart(size: float) -> None:
     assert latex.count("mathbf") == 2  # md, the only candidate: its loss and its gap
     shown = re.findall(r"^(?:full|uniform|md) & \$(?:.mathbf\{)?([\d.]+)", latex, re.MULTILINE)
     assert [float(number) / size for number in shown] == pytest.approx([1.01, 1.31, 1.21], rel=0.01)
+
+
+def test_what_is_shown_of_runs_that_were_ended_is_called_their_last_value() -> None:
+    runs = runs_of(uniform=[8, 9], full=[2, 2])
+    ended = [run._replace(stopped_why="enough", settings={"rounds": 20}) for run in runs]
+    texts = [
+        " ".join(remarks(summarise(each, 0.7))) for each in (runs, ended, runs[:2] + ended[2:])
+    ]
+    assert ["test accuracy at the last evaluation" in text for text in texts] == [
+        False,
+        True,
+        False,
+    ]

@@ -88,7 +88,11 @@ def _columns(summary: Summary) -> list[_Column]:
             otherwise=_partly,
         ),
     ]
-    return [column for column in columns if any(column.all(summary))]
+    return [
+        column
+        for column in columns
+        if any(column.all(summary)) or any(map(column.otherwise, summary.samplers))
+    ]
 
 
 def _of_seeds(values: Sequence[Any]) -> Interval | None:

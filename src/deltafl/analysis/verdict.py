@@ -70,10 +70,12 @@ def headline(summary: Summary) -> list[str]:
         race = _Race(summary, gaps, best, claim, "uniform sampling", "over all rounds")
     elif speedups:
         best = _best(speedups)
-        span = f"to {goal_text(summary.judge, summary.threshold)}"
+        goal = goal_text(summary.judge, summary.threshold)
+        span = f"to {goal}"
+        # Not in times: 0.5 times fewer rounds would be more of them.
         claim = (
-            f"{best} needs {difference_text(speedups[best])} times fewer rounds {span} "
-            f"than {summary.baseline}"
+            f"{best} reaches {goal} with a speed-up of {difference_text(speedups[best])} over "
+            f"{summary.baseline}"
         )
         race = _Race(summary, speedups, best, claim, str(summary.baseline), span)
     else:
@@ -212,7 +214,7 @@ def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
     if lead is None:
         return "no pair of seeds"
     if isinstance(lead, SpeedUp):
-        text = f"{difference_text(lead)} times fewer rounds"
+        text = f"a speed-up of {difference_text(lead)}"
         if lead.num_lost:
             text += ", without seeds with which only it failed"
         return text
@@ -454,8 +456,11 @@ def _metric_column(summary: Summary) -> str:
     """What the column of the metric shows."""
     metric = summary.judge.heading
     title = capital(metric)
-    if summary.judge.share:
-        last = max(run.num_rounds for entry in summary.samplers for run in entry.seeds)
+    runs = [run for entry in summary.samplers for run in entry.seeds]
+    # What is shown of runs that were ended is their last value.
+    whole = [run.num_rounds for run in runs if not run.stopped and run.diverged_in is None]
+    if summary.judge.share and whole:
+        last = max(whole)
         # A run that is shorter than the window is late from its start.
         late = max(late_after(last), 0)
         value = f"{title}: mean of the evaluations after round {late}"
