@@ -14,7 +14,7 @@ from ..store.files import write_atomically
 from ..store.own_python import only, working_in
 from ..store.sealed import write_sealed
 from ..store.values import checked
-from ..types import AnyPath, Array, Params
+from ..types import AnyPath, Params
 from .folder.checkpoint import FILE
 from .folder.directory import CENSUS, SUSPECT, RunDirectory, recorded_settings
 from .folder.own_code import where_it_began
@@ -107,7 +107,11 @@ def export_model(folder: AnyPath, to: AnyPath, trust_code: bool = False) -> int:
     own = ModelTensors(model, parts)
     own.load(torch.tensor(vector_d))
     own.load_rest(beside.of_everyone(rest, task.population(settings.weights).weight_m))
-    state = dict(model.state_dict())
+    _write(to, dict(model.state_dict()))
+    return round
+
+
+def _write(to: Path, state: dict[str, Any]) -> None:
     for name, part in state.items():
         # What a module adds to its state need not be a tensor.
         if isinstance(part, torch.Tensor):
@@ -117,26 +121,19 @@ def export_model(folder: AnyPath, to: AnyPath, trust_code: bool = False) -> int:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_atomically(to, buffer.getvalue())
-    else:
-        types = {}
-        for name, part in state.items():
-            kind = getattr(part, "dtype", None)
-            if kind in _AS_BITS:
-                types[name], bits = _AS_BITS[kind]
-                state[name] = part.view(bits)
-        named = {name: _array_of(name, part) for name, part in state.items()}
-        # A model is exported to be handed on: others may read it.
-        write_sealed(to, named, private=False, types=types)
-    return round
-
-
-def _array_of(name: str, part: Any) -> Array:
-    try:
-        found: Array = part.numpy()
-    except (AttributeError, TypeError):
+        return
+    types = {}
+    for name, part in state.items():
         kind = getattr(part, "dtype", type(part).__name__)
-        raise DeltaflError(
-            f"{name} of the model has type {kind}, which a .safetensors file does not hold here: "
-            "write a file that ends in .pt"
-        ) from None
-    return found
+        if kind in _AS_BITS:
+            types[name], bits = _AS_BITS[kind]
+            state[name] = part.view(bits)
+        try:
+            state[name] = state[name].numpy()
+        except (AttributeError, TypeError):
+            raise DeltaflError(
+                f"{name} of the model has type {kind}, which a .safetensors file does not hold "
+                "here: write a file that ends in .pt"
+            ) from None
+    # A model is exported to be handed on: others may read it.
+    write_sealed(to, state, private=False, types=types)
