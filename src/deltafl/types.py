@@ -441,8 +441,7 @@ class Reports(NamedTuple):
         Raises:
             DeltaflError: If a column does not have n entries.
         """
-        given: Any = n  # whatever a host gives
-        if not isinstance(given, int | np.integer) or isinstance(given, bool) or given < 0:
+        if not is_whole(n) or n < 0:
             raise DeltaflError(f"n is {n!r:.60}; write the number of clients, len(cohort.client_n)")
         steps_n = _column("num_steps", num_steps, n, 1, bad=0)
         loss_n = _column("loss", loss, n, nan)
@@ -628,6 +627,11 @@ def as_number(entry: Any, bad: float = nan) -> float:
             return float(entry) if np.shape(entry) == () else bad
     except OWN_ERRORS:
         return bad
+
+
+def is_whole(value: object) -> bool:
+    """Whether something is a whole number, NumPy's too; True and False are none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_ours(value: object) -> bool:

@@ -13,8 +13,6 @@ from importlib.resources import files
 from statistics import mean
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from ..errors import DeltaflError, is_in
 from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
@@ -23,6 +21,7 @@ from ..samplers.base import Sampler
 from ..samplers.label import make_sampler, parse_label, uses_aux
 from ..server.first_round import FirstRound
 from ..server.scaffold import Scaffold
+from ..types import is_whole
 
 #: The settings that suit a model; methods are compared with each of them.
 SUITED_ALL = "+average=0.5"
@@ -156,8 +155,7 @@ def _check(answers: Mapping[str, object], counts: Mapping[str, object]) -> None:
         if not isinstance(answer, bool):
             raise DeltaflError(f"{name} is {answer!r}; write True, or False")
     for name, number in counts.items():
-        is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-        if number is not None and not (is_whole and is_in(number, "[1, inf)")):
+        if number is not None and not (is_whole(number) and is_in(number, "[1, inf)")):
             raise DeltaflError(f"{name} is {number!r}; write a whole number >= 1, or leave it out")
 
 

@@ -297,7 +297,7 @@ def _results(summary: Summary) -> list[str]:
     if summary.threshold is not None and base is None:
         sentences.append("No speed-ups: neither uniform nor fedavg is among the samplers.")
     differences = [*gaps.values(), *tails.values(), *speedups.values()]
-    if any(found is not None and found.low is not None for found in differences):
+    if any(found and found.low is not None for found in differences):
         if not sentences:
             sentences.append(
                 f"No interval shows a difference to {base}; more seeds make them shorter."

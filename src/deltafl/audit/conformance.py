@@ -12,7 +12,7 @@ from ..errors import DeltaflError
 from ..samplers.base import Sampler, State
 from ..scale.persistent_array import PersistentArray
 from ..streams import stream
-from ..types import BoolArray, Cohort, Oracle, Population, Reports, Rng, locked, read_only
+from ..types import BoolArray, Cohort, Oracle, Population, Reports, Rng, is_whole, locked, read_only
 
 #: A mean may lie this many of its standard errors from 1 before it is called wrong.
 _STANDARD_ERRORS = 5.0
@@ -149,9 +149,7 @@ def check_work(num_clients: Any, draws: Any) -> None:
     """Refuse clients and draws that are no counts, or more than fit in memory."""
     most = int(_MOST_NUMBERS**0.5)
     for name, value in (("num_clients", num_clients), ("draws", draws)):
-        # True is an int in Python, and no number of clients.
-        is_count = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not is_count or not 1 <= value <= most:
+        if not is_whole(value) or not 1 <= value <= most:
             raise DeltaflError(f"{name} is {value!r:.60}; it must be a whole number, 1 to {most:,}")
         most = _MOST_NUMBERS // value
 

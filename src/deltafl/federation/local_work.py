@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import DeltaflError, is_in
 from ..model_parts import Arrays, ModelParts, Patterns, as_array, own_tensors, state_of
-from ..types import FloatArray, Params
+from ..types import FloatArray, Params, is_whole
 from .exchange import Correction
 
 #: Names of the statistics in a client's metrics.
@@ -160,8 +160,7 @@ def corrected_steps(
         factor = correction.step_factor if isinstance(correction, Correction) else 1.0
     if not is_in(factor, "(0, 1]"):
         raise DeltaflError(f"step_factor is {factor!r}; it must be a number above 0 and at most 1")
-    steps: Any = num_steps  # whatever a host gives
-    if not isinstance(steps, int | np.integer) or steps < 1:
+    if not is_whole(num_steps) or num_steps < 1:
         raise DeltaflError(
             f"num_steps is {num_steps!r}; write how many steps the loop will take, at least 1"
         )

@@ -9,8 +9,6 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any, Literal
 
-import numpy as np
-
 from ..errors import DeltaflError, explained, is_in, unknown_name
 from ..model_parts import Patterns
 from ..plan import Plan, make_plan
@@ -19,7 +17,7 @@ from ..scale.rows import RowFormat
 from ..server.size import AUTO
 from ..server.table import SETTINGS
 from ..store.folder import new_name
-from ..types import Population
+from ..types import Population, is_whole
 from .clients import ClientInfo
 from .exchange import AUX
 from .facts import FACTS
@@ -296,8 +294,7 @@ def check_whole(name: str, value: Any, allowed: str, least: int) -> int:
     """A whole number as an int, NumPy's too; refuse what is none of at least ``least``, such as a
     boolean or 10.0.
     """
-    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_whole or value < least:
+    if not is_whole(value) or value < least:
         raise DeltaflError(f"{name} is {value!r}; it must be a whole number, {allowed}")
     return int(value)
 

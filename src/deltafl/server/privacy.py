@@ -20,7 +20,7 @@ import numpy as np
 
 from ..errors import DeltaflError, is_in, require
 from ..streams import stream
-from ..types import FloatArray, IntArray, Params
+from ..types import FloatArray, IntArray, Params, is_whole
 from .norms import squared_norms
 from .part import Intake, PlanOfParts, ServerPart, Step
 
@@ -133,8 +133,7 @@ class DifferentialPrivacy(ServerPart):
             DeltaflError: If ``rounds`` or ``rate`` is no such number.
             MissingExtraError: Without the extra ``deltafl[dp]``.
         """
-        given: Any = rounds  # whatever a host gives
-        if not isinstance(given, int | np.integer) or given < 0:
+        if not is_whole(rounds) or rounds < 0:
             raise DeltaflError(f"rounds is {rounds!r:.60}; write a whole number >= 0")
         if not is_in(rate, "(0, inf)"):
             raise DeltaflError(f"rate is {rate!r:.60}; write n over the number of clients")
