@@ -11,12 +11,12 @@ import torch
 from deltafl import init_round, stream
 from deltafl.audit.methods import estimate_error
 from deltafl.errors import DeltaflError
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.oracle import SimulatedOracle
 from deltafl.simulation.run import run_single
 from deltafl.simulation.runner import new_model
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
-from deltafl.simulation.training.route import Computation
 from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.simulation.twins import TWIN_BATCH, TWIN_STEPS, stand_in_rows, twin_simulation
 from tools.simulation import TINY, StopError, lines_of, quiet, stop_after
@@ -43,7 +43,7 @@ def test_a_stand_in_trains_as_a_client_does_with_fewer_steps() -> None:
     task = engine.task
     params_d = engine.initial_params()
     population = task.population("data")
-    twin_md = np.asarray(twin_simulation(task, work, 7, Computation())(params_d, population, 2))
+    twin_md = np.asarray(twin_simulation(task, work, 7, Engine)(params_d, population, 2))
     steps = round(3 * -(-len(task.client_rows[4]) // 4) * TWIN_STEPS)
     rows = stand_in_rows(task.shares[4], TWIN_BATCH * steps, task.public_rows)
     assert set(rows) <= set(np.concatenate(task.public_rows))

@@ -2,7 +2,7 @@
 
 import zlib
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,14 +94,10 @@ def engine_of(
         work_of(settings),
         settings.seed,
         workers,
-        _how(settings),
+        Computation(settings.device, settings.precision),
         route,
         settings.weights,
     )
-
-
-def _how(settings: RunSettings) -> Computation:
-    return Computation(settings.device, settings.precision)
 
 
 def population_of(settings: RunSettings, task: Task) -> Population:
@@ -169,7 +165,9 @@ def plan_of(
     label = parse_label(settings.sampler)
     rule = find_estimator(label.estimator)
     if task is not None:
-        rule = with_twins(rule, task, settings.seed, work_of(settings), _how(settings))
+        how = Computation(settings.device, settings.precision)
+        make_engine = partial(Engine, how=how)
+        rule = with_twins(rule, task, settings.seed, work_of(settings), make_engine)
     plan = make_plan(
         label._replace(settings={}),  # they are among those of the run
         population,

@@ -1,8 +1,9 @@
 """Stand-ins of the clients, trained on public examples, for the estimator ``twin``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from ..estimators.twin import Simulate, Twin
 from ..streams import stream
 from ..tasks.base import Task
 from ..types import FloatArray, IntArray, Params, Population
-from .engine import Engine
-from .training.route import Computation
 from .training.serial import LocalWork
+
+#: Makes an ``Engine`` of a task, what its clients do, and a seed.
+MakeEngine = Callable[[Task, LocalWork, int], Any]
 
 #: A twin takes this share of the client's steps, each on so many examples. Larger minibatches are
 #: better than more steps, for a twin's noise is not its client's (on digits and FashionMNIST).
@@ -28,7 +30,7 @@ def with_twins(
     task: Task,
     seed: int,
     work: LocalWork,
-    how: Computation,
+    make_engine: MakeEngine,
 ) -> Estimator:
     """The estimator ``twin`` with the simulation of a task's clients; others as they are."""
     control = rule.control
@@ -38,7 +40,7 @@ def with_twins(
         raise DeltaflError(
             "twins are trained on public examples and this run has none; set 'public', such as 10"
         )
-    twin = replace(control.control, simulate=twin_simulation(task, work, seed, how))
+    twin = replace(control.control, simulate=twin_simulation(task, work, seed, make_engine))
     return rule._replace(control=replace(control, control=twin))
 
 
@@ -46,7 +48,7 @@ def twin_simulation(
     task: Task,
     work: LocalWork,
     seed: int,
-    how: Computation,
+    make_engine: MakeEngine,
 ) -> Simulate:
     """Trains a stand-in for each client of a task on public examples in the shares of the client's
     labels.
@@ -57,7 +59,7 @@ def twin_simulation(
     """
 
     @cache
-    def engine() -> Engine:
+    def engine() -> Any:
         rows = [
             stand_in_rows(
                 share_c,
@@ -70,11 +72,12 @@ def twin_simulation(
         own_work = replace(work, epochs=1, steps=None, batch_size=TWIN_BATCH)
         # So minibatches are independent of the clients' own.
         own_seed = int(stream(seed, "public", 1).integers(2**31))
-        return Engine(stand_ins, own_work, own_seed, how=how)
+        return make_engine(stand_ins, own_work, own_seed)
 
     def simulate(params_d: Params, population: Population, round: int) -> Params:
         everyone = np.arange(population.num_clients)
-        return engine().train(params_d, round, everyone).update_nd
+        updates: Params = engine().train(params_d, round, everyone).update_nd
+        return updates
 
     return simulate
 
