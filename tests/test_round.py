@@ -39,6 +39,7 @@ from deltafl import (
     make_sampler,
     make_server_optimizer,
     open_round,
+    recommend,
     save_state,
     unflatten,
 )
@@ -517,6 +518,7 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: ANY_MAKE("uniform", [120.5, 40.0], 1), "whole numbers, 1 to"),
         (lambda: ANY_MAKE("uniform", [120, 40], "1"), "cannot sample '1' of 2 clients"),
         (lambda: ANY_MAKE(Fixed, THREE, 1), "a label is text such as 'innovation', not <class"),
+        (lambda: ANY_MAKE(recommend(), THREE, 1), r"recommendation has it as .label \+ .settings"),
         (lambda: ANY_PLAN([120, 40], Fixed(), 1), "population is .*; write Population.from_sizes"),
         (lambda: ANY_PLAN(THREE, Fixed, 1), "sampler is <class .*; write make_sampler"),
         (lambda: ANY_PLAN(THREE, Fixed(), 1, parts=(Sgd,)), "parts has <class"),

@@ -68,8 +68,8 @@ class Evidence(NamedTuple):
 
 
 class Recommendation(NamedTuple):
-    """A sampler, as ``make_plan``, ``DeltaStrategy`` and ``deltafl compare`` take it, and why;
-    ``str()`` is text.
+    """A sampler, and why: ``make_plan``, ``DeltaStrategy`` and ``compare`` take ``label +
+    settings``. ``str()`` is text.
     """
 
     label: str

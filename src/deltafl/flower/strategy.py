@@ -66,7 +66,7 @@ class DeltaStrategy(Strategy):
     each client's response rate.
 
     Args:
-        sampler: A label, such as what ``deltafl.recommend`` answers, or a sampler of your own. The
+        sampler: A label, such as ``deltafl recommend`` prints, or a sampler of your own. The
             default keeps one update of each client at the server: as many models as there are
             clients.
         n: Clients selected per round; None for 10, or for what ``fraction_train`` says.

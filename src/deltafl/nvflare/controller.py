@@ -82,7 +82,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
     is next must stay a secret.
 
     Args:
-        sampler: A label, such as what ``deltafl.recommend`` answers. The default keeps one update
+        sampler: A label, such as ``deltafl recommend`` prints. The default keeps one update
             of each client at the server: as many models as there are clients.
         n: Clients selected per round; None for 10, or for what ``fraction_train`` says.
         num_rounds: Rounds in all, those before a restart included.

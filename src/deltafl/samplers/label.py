@@ -75,7 +75,8 @@ def parse_label(label: "str | Label") -> Label:
         return label
     if not isinstance(label, str):
         raise DeltaflError(
-            f"a label is text such as 'innovation', not {label!r}; samplers go into Plan(...)"
+            f"a label is text such as 'innovation', not {label!r:.60}; a recommendation has it as "
+            ".label + .settings, and samplers go into Plan(...)"
         )
     method, settings = split_settings(label)
     call, design, weights, *rest = [*split_outside(method, "@"), "", ""]
