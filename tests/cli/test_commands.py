@@ -204,6 +204,15 @@ def check_mistake(tmp_path: Path, arguments: list[str], words: list[str]) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_comparison_without_its_facts_says_what_to_put_back(tmp_path: Path) -> None:
+    words = ["compare", "--task", "toy", "--samplers", "uniform", "--seeds", "1", "--rounds", "1"]
+    assert deltafl_here(*words, "--out", "out", cwd=tmp_path).returncode == 0
+    (tmp_path / "out" / "environment.json").unlink()
+    again = deltafl_here("compare", "--resume", "--out", "out", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "environment.json is not there: put the file back" in again.stderr
+
+
 def test_a_folder_in_use_is_not_overwritten_and_resume_must_agree(tmp_path: Path) -> None:
     first = deltafl_here("run", *TINY, "--out", "out", cwd=tmp_path)
     assert first.returncode == 0, first.stderr

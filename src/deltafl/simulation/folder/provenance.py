@@ -16,6 +16,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from ...errors import DeltaflError
 from ...scale.stretches import cores_allowed
 from ...store import checked, read_json
 from ...store.machine import made_with, version_of
@@ -69,6 +70,8 @@ class Noted(BaseModel):
 def noted(file: Path) -> Json:
     """What an ``environment.json`` says."""
     cure = "put the file back, or choose another folder"
+    if not file.exists():
+        raise DeltaflError(f"{file} is not there: {cure}")
     return checked(Noted, read_json(file), str(file), cure).model_dump(exclude_unset=True)
 
 
