@@ -418,6 +418,7 @@ def test_bad_names_are_one_sentence(names: Any, said: str) -> None:
         ("uniform+stages=2+at_least=2", 4, "leave out one of them"),
         ("uniform+allocation=size", 4, "write 'neyman'"),
         ("oort+allocation=neyman", 4, "has no scores"),
+        ("full+allocation=weight", 4, "asks everyone: leave out allocation = 'weight'"),
         ("uniform@poisson+at_least=1", 4, "poisson draws a random number.* write @systematic"),
         ("aocs+stages=1", 4, "poisson draws a random number.* ApproximateOCS has no other"),
         ("full+stages=1", 4, "asks everyone"),

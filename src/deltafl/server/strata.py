@@ -114,6 +114,8 @@ class ByStrata(ServerPart):
         """What a user has written to have it."""
         if self.stages:
             return f"stages = {self.stages}"
+        if self.allocation is not None and self.at_least == ByStrata.at_least:
+            return f"allocation = {self.allocation!r}"
         return f"at_least = {self.at_least}"
 
     def draw(
