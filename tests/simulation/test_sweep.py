@@ -30,8 +30,9 @@ from deltafl.simulation.folder.record import (
     record_of,
     write_record,
 )
+from deltafl.simulation.parallel.player import Player
 from deltafl.simulation.parallel.processes import ONE_THREAD, Processes
-from deltafl.simulation.parallel.sweep import Player, count_processes, play_jobs, rounds_played
+from deltafl.simulation.parallel.sweep import count_processes, play_jobs, rounds_played
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of

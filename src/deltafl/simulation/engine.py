@@ -18,9 +18,9 @@ from ..model_parts import Arrays, NamedArrays, freeze
 from ..plan import NO_REST
 from ..scale.rows import together
 from ..tasks.base import Task
-from ..tasks.checks import check_single
 from ..tasks.dataset import Dataset
 from ..tasks.metrics import Look, outputs, right
+from ..tasks.model_checks import check_single
 from ..types import FloatArray, IntArray, Params, Reports
 from .judged import Evaluation, Judged
 from .parallel.workers import Recipe, Workers

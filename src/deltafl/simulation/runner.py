@@ -13,8 +13,7 @@ import numpy as np
 
 from ..model_parts import Arrays, as_array, copied, listed
 from ..streams import stream
-from ..tasks.base import Task
-from ..tasks.checks import model_inputs
+from ..tasks.base import Task, model_inputs
 from ..tasks.draws import places, seeded
 from ..tasks.metrics import Look
 from ..types import Array, IntArray, Params, Rng

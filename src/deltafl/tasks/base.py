@@ -10,12 +10,16 @@ import numpy.typing as npt
 from ..errors import DeltaflError
 from ..model_parts import ModelParts, Patterns
 from ..streams import stream
-from ..types import FloatArray, IntArray, Judge, Population, Rng
+from ..types import Array, FloatArray, IntArray, Judge, Population, Rng
 from .dataset import Dataset, crc32_of
 from .ignored import ignored_labels
 from .losses import Loss, MakeModel, Module, Tensor
 from .metrics import AnyMetric, Metric, counts, metrics_of
 
+#: Test examples on which metrics and a loss are tried before an experiment.
+TRIED_EXAMPLES = 64
+#: Classes, or different numbers, of which a loss is tried on one each.
+_TRIED_TARGETS = 256
 #: ``augment(x, rng)``: a random variation of a minibatch's inputs.
 Augment = Callable[[Tensor, Rng], Tensor]
 
@@ -291,3 +295,67 @@ def _without(task: Task, row_e: IntArray) -> list[IntArray]:
     # Arrays first: NumPy takes a tuple, or a tensor of one number, for a place and not for rows.
     rows_m = map(np.asarray, task.client_rows)
     return [row_n[stays_e[row_n]] for row_n in rows_m]
+
+
+def first_examples(task: Task, count: int = 2) -> tuple[Tensor, Tensor]:
+    """Training examples, as the model gets them."""
+    from .modules import torch
+
+    # Copies here and elsewhere, for torch refuses the negative strides of a picture's mirror image.
+    x = model_inputs(task, torch.tensor(task.dataset.train_x[:count].copy()))
+    return x, torch.tensor(task.dataset.train_y[:count].copy())
+
+
+def spread_examples(task: Task) -> tuple[Tensor, Tensor]:
+    """Test examples from all over the test set, which may be sorted, as the model gets them."""
+    from .modules import torch
+
+    data = task.dataset
+    row_n = spread(len(data.test_x), TRIED_EXAMPLES)
+    x = model_inputs(task, torch.tensor(data.test_x[row_n]))
+    return x, torch.tensor(data.test_y[row_n])
+
+
+def spread(size: int, count: int) -> IntArray:
+    """Up to ``count`` places of ``size``, from the first to the last."""
+    return np.linspace(0, size - 1, min(count, size)).astype(np.int64)
+
+
+def varied_targets(task: Task, limit: int) -> Tensor:
+    """Targets from all over the test set, and those of a row for each class, or different number,
+    of both parts: up to ``limit`` in all.
+    """
+    from .modules import torch
+
+    data = task.dataset
+    parts = [data.test_y[spread(len(data.test_y), TRIED_EXAMPLES)]]
+    for y in (data.train_y, data.test_y):
+        row_k = _rows_of_each(y, data.num_classes)
+        parts.append(y[row_k[spread(len(row_k), _TRIED_TARGETS)]])
+    found = np.concatenate(parts)
+    return torch.tensor(found[spread(len(found), max(limit, 2))])
+
+
+def _rows_of_each(y: Array, num_classes: int) -> IntArray:
+    """For each class, or number, a row that has it; of several numbers a row the ends of each."""
+    columns = y.reshape(len(y), -1)
+    if num_classes > 0 and y.dtype.kind != "f":
+        row_c = np.full(num_classes, -1)
+        for label_e in columns.T:
+            (row_e,) = np.nonzero((label_e >= 0) & (label_e < num_classes))
+            row_c[label_e[row_e]] = row_e
+        return row_c[row_c >= 0]
+    if columns.shape[1] == 1:
+        return np.asarray(np.unique(columns, return_index=True)[1])
+    return np.unique(np.concatenate([columns.argmin(axis=0), columns.argmax(axis=0)]))
+
+
+def model_inputs(task: Task, stored: Tensor) -> Tensor:
+    """Stored inputs as a task's model takes them."""
+    from .modules import torch
+
+    if task.tokens:
+        return stored.long()
+    if stored.dtype == torch.uint8:
+        return stored.float().mul_(task.input_scale)
+    return stored

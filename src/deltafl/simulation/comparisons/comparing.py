@@ -22,8 +22,9 @@ from ..callbacks.own_rules import OwnCallback, own_callbacks
 from ..folder.continuing import continued, note_settings
 from ..folder.directory import locked, recorded_settings
 from ..parallel.elsewhere import Elsewhere
+from ..parallel.player import Player, require_simulator
 from ..parallel.processes import result
-from ..parallel.sweep import Player, play_jobs, require_simulator, side_by_side
+from ..parallel.sweep import play_jobs, side_by_side
 from ..settings import CompareSettings
 from ..view.progress import OnProgress
 from .comparison import Comparison, jobs_of, places_of, together

@@ -43,8 +43,9 @@ from ..callbacks.callback import Callback, LiveRun, PlayedRound
 from ..folder.continuing import continued, note_settings
 from ..folder.directory import RunDirectory, locked, recorded_settings
 from ..folder.record import Job, read_run
+from ..parallel.player import Player, require_simulator
 from ..parallel.processes import result
-from ..parallel.sweep import Player, play_jobs, require_simulator, side_by_side
+from ..parallel.sweep import play_jobs, side_by_side
 from ..schedules import factors_of
 from ..setting_types import CommaSeparated, Count, Finite, Positive
 from ..settings import CompareSettings, Labels, require_share

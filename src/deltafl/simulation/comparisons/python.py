@@ -20,7 +20,8 @@ from ..callbacks.callback import OnRound
 from ..callbacks.own_rules import OwnCallback
 from ..folder.directory import new_folder
 from ..folder.own_code import with_object
-from ..parallel.sweep import count_processes, require_simulator
+from ..parallel.player import require_simulator
+from ..parallel.sweep import count_processes
 from ..settings import AnySettings, CompareSettings, make_settings, refuse_ignored
 from ..view.progress import sweep_progress
 from .comparing import run_comparison

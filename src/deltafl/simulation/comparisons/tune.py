@@ -32,7 +32,8 @@ from ...tasks.registry import TaskSpec
 from ..folder.continuing import continued, note_settings
 from ..folder.directory import COMPARED, locked, recorded_settings, write_settings
 from ..folder.record import UNFINISHED, Job, RunStore
-from ..parallel.sweep import require_simulator, run_jobs
+from ..parallel.player import require_simulator
+from ..parallel.sweep import run_jobs
 from ..setting_types import CommaSeparated, Positive, Rates, Seed, Share, listed
 from ..settings import CompareSettings, refuse_twice
 from ..view.progress import OnProgress

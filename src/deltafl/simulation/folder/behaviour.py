@@ -7,8 +7,7 @@ import re
 
 from ...store.values import plain_json
 from ...streams import stream
-from ...tasks.base import Task
-from ...tasks.checks import first_examples
+from ...tasks.base import Task, first_examples
 from ...tasks.draws import seeded
 from ...types import Json
 from ..describe import describe

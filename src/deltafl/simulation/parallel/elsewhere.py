@@ -28,8 +28,8 @@ from ...tasks.registry import added_tasks, register
 from ..folder.directory import RunDirectory, locked
 from ..folder.record import Job
 from ..world import tables_of
+from .player import ORPHAN_SECONDS, Player, require_simulator
 from .processes import ONE_THREAD, JobError, LostRun, Packed, Packer, as_sent, unpacked
-from .sweep import ORPHAN_SECONDS, Player, require_simulator
 
 _POLL_SECONDS = 0.1
 _PARCEL = ("parcel", "shared")

@@ -23,8 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import OWN_ERRORS, DeltaflError, in_one_line, log
 from ...model_parts import ModelParts, copied, tensors_of
 from ...store import checked, read_json, write_atomically
-from ...tasks.base import Task
-from ...tasks.checks import first_examples, spread_examples, varied_targets
+from ...tasks.base import Task, first_examples, spread_examples, varied_targets
 from ...tasks.draws import places, seeded
 from ...types import IntArray
 from .batched import BatchedTrainer
