@@ -327,6 +327,39 @@ def test_whole_numbers_are_tokens_where_the_model_takes_no_others(kind: Any, way
         assert np.array_equal(np.sort(found, axis=0), x.numpy())
 
 
+def test_one_whole_number_a_row_is_one_column() -> None:
+    for kind in (torch.int64, torch.float32):
+        task = from_torch(TensorDataset(torch.arange(60).to(kind), torch.arange(60) % 2), **IID)
+        assert task.dataset.train_x.shape[1:] == (1,)
+        assert task.dataset.train_x.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("make_model", "words"),
+    [
+        (partial(nn.Linear, 10, 2), "2x2 and 10x2"),
+        (lambda: nn.Sequential(nn.EmbeddingBag(3, 4), nn.Linear(4, 2)), "not in the valid range"),
+        (lambda: nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(4, 2)), "out of range"),
+    ],
+)
+def test_a_model_that_whole_numbers_do_not_fit_is_told_why(make_model: Any, words: str) -> None:
+    """By its width, or by the tokens that it knows, and not by the type of the numbers."""
+    data = TensorDataset(torch.arange(120).reshape(60, 2), torch.arange(60) % 2)
+    task = from_torch(data, make_model=make_model, **IID)
+    with pytest.raises(DeltaflError, match=words):
+        check_task(task, "made up", 0)
+
+
+def test_a_model_may_know_more_classes_than_some_masks_have() -> None:
+    x = torch.rand(60, 1, 2, 4)
+    data = TensorDataset(x, torch.from_numpy(MASKS))
+    task = from_torch(data, make_model=partial(nn.Conv2d, 1, 21, 1), **IID)
+    assert task.dataset.num_classes == 21
+    check_task(task, "made up", 0)
+    with pytest.raises(DeltaflError, match="give mask > 0"):
+        from_torch(TensorDataset(x, torch.from_numpy((MASKS > 1) * 255)), **IID)
+
+
 def test_a_picture_is_learnt_pixel_by_pixel() -> None:
     """Also one of which some pixels never change; standardized as other targets are."""
     y = np.random.default_rng(2).normal(size=(60, 3)).astype(np.float32)

@@ -68,8 +68,8 @@ def from_huggingface(
             ``Dataset``. Without a test set it is drawn as in ``table_task``.
         label: Column of the class or the target, as in ``table_task``, or of lists of targets, of
             labels of 0 and 1, or of classes, one at each place, as in a mask, or a picture to
-            predict; a ``ClassLabel``
-            keeps the order of its classes, and parts are matched by their names.
+            predict; a ``ClassLabel`` keeps the order of its classes, and parts are matched by
+            their names.
         column: Column of the client that holds the row. Test rows of others belong to no client.
         inputs: Column of pictures of one size, which become uint8 (N, channels, height, width), of
             tensors of one shape, which keep their axes, of arrays, or of lists of numbers; the only
@@ -138,7 +138,7 @@ def from_huggingface(
     features = {where: part.features or {} for where, part in used.items()}
     kinds = {where: getattr(of.get(inputs), "dtype", None) for where, of in features.items()}
     x = _stacked(frame, inputs, values, kinds)
-    tokens = x.dtype == np.int64 and make_model is not None and not _takes_numbers(make_model, x)
+    tokens = x.dtype == np.int64 and make_model is not None and _are_tokens(make_model, x)
     if x.dtype == np.int64 and not tokens:
         x = x.astype(np.float32)
     for key in keys:
@@ -150,6 +150,9 @@ def from_huggingface(
             frame[key] = by_name(frame[key], names_of)
     # The loss of an own model may be one of counts or of times, which have a zero.
     target = _target_of(frame[label], task_type, standardize=make_model is None)
+    if target.y.ndim > 1 and target.y.dtype == np.int64 and make_model is not None:
+        known = _classes_at_places(make_model, x if tokens else x.astype(np.float32), target.y)
+        target = target._replace(num_classes=max(target.num_classes, known))
     owners = owners_of(frame, owner)
     if tests:
         test_e = frame.index.get_level_values(0).isin(tests)
@@ -161,15 +164,40 @@ def from_huggingface(
     return replace(task, make_model=make_model or task.make_model, tokens=tokens, **sent)
 
 
-def _takes_numbers(make_model: MakeModel, x: Array) -> bool:
-    """Whether a model takes whole numbers as float32; one with an Embedding does not."""
+def _are_tokens(make_model: MakeModel, x: Array) -> bool:
+    """Whether a model takes whole numbers as they are alone, as one with an Embedding does."""
+    from .modules import nn
+
+    with suppress(*OWN_ERRORS):
+        _answers(make_model, x.astype(np.float32))
+        return False
+    with suppress(*OWN_ERRORS):
+        _answers(make_model, x)
+        return True
+    # It may know fewer; of others, such as one of another width, both have failed.
+    with suppress(*OWN_ERRORS):
+        parts = make_model().modules()
+        return any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in parts)
+    return False
+
+
+def _classes_at_places(make_model: MakeModel, x: Array, y: Array) -> int:
+    """The number of classes that a model knows at each place of an example, 0 if it shows none:
+    some rows, such as those of a few masks, do not have the last one.
+    """
+    shape: tuple[int, ...] = ()
+    with suppress(*OWN_ERRORS):
+        shape = tuple(_answers(make_model, x).shape)
+    return shape[1] if len(shape) > 2 and shape[2:] == y.shape[1:] else 0
+
+
+def _answers(make_model: MakeModel, x: Array) -> Any:
+    """What a new model makes of two examples."""
     from .draws import seeded
     from .modules import torch
 
-    with suppress(*OWN_ERRORS), seeded(stream(0, "data")):
-        make_model().eval()(torch.from_numpy(x[:2].astype(np.float32)))
-        return True
-    return False
+    with seeded(stream(0, "data")), torch.no_grad():
+        return make_model().eval()(torch.from_numpy(x[:2]))
 
 
 class Pieces(dict[str, Any]):
@@ -269,7 +297,10 @@ def _labels_of(values: Column, y: Array) -> Target:
         return Target(y.astype(np.float32), y.shape[1])
     good_e = np.full(len(y), y.dtype.kind in "biu" and not is_yes_or_no)
     needed = "a class, labels of 0 and 1, or whole numbers, a class at each place"
-    cure = "of one-hot labels take the place of the 1; for others write a Task of your own"
+    cure = (
+        "write mask.long() for classes, and of one-hot labels take the place of the 1; for others "
+        "write a Task of your own"
+    )
     require_all(values, good_e, needed, cure)
     # Of masks with an axis of channels: losses want (N, height, width).
     y = np.squeeze(y, axis=tuple(axis for axis in range(1, y.ndim) if y.shape[axis] == 1))
@@ -279,7 +310,10 @@ def _labels_of(values: Column, y: Array) -> Target:
     if different[-1:] == _NO_CLASS and _NO_CLASS - 1 not in different:
         different = different[:-1]
     if len(different) < 2:
-        raise DeltaflError(f"{values.index[0][0]}: labels are of a single class; two are needed")
+        raise DeltaflError(
+            f"{values.index[0][0]}: labels are of a single class; two are needed, and 255 is none: "
+            "of masks of 0 and 255 give mask > 0"
+        )
     return Target(y, int(different[-1]) + 1)
 
 
@@ -358,7 +392,7 @@ def _stacked(
         parts.append(part)
     x = np.stack(parts)
     is_whole = x.dtype.kind in "iu" and not are_bytes
-    if is_whole and (x.ndim == 2 or _is_tensor(values[0])):
+    if is_whole and (x.ndim == 2 or (x.ndim > 2 and _is_tensor(values[0]))):
         return x.astype(np.int64)
     if x.ndim < 3:
         return x.reshape(len(x), -1).astype(np.float32)
