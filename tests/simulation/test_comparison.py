@@ -20,7 +20,7 @@ from sklearn.datasets import load_iris
 import deltafl
 from deltafl.errors import DeltaflError
 from deltafl.samplers import label_of, make_sampler
-from deltafl.simulation import RoundDone
+from deltafl.simulation import RoundDone, export_model, refusals, tracker
 from deltafl.tasks import make_task, table_task
 from tools.cli import deltafl_here
 
@@ -308,6 +308,17 @@ def test_a_folder_may_be_named_from_home(tmp_path: Path, monkeypatch: pytest.Mon
     assert result.folder == tmp_path / "results"
     assert (tmp_path / "rows").is_dir()
     assert deltafl.load("~/results").folder == result.folder
+    run = "~/results/runs/innovation-seed0"
+    assert refusals(run) == []
+    assert export_model(run, "~/model.pt") == QUICK["rounds"]
+    assert (tmp_path / "model.pt").is_file()
+    assert result.to_csv("~/table.csv") == (tmp_path / "table.csv").read_text()
+
+
+def test_a_home_that_nobody_has_is_a_folder_that_is_not_there() -> None:
+    with pytest.raises(deltafl.DeltaflError, match="nobody-here/results"):
+        deltafl.load("~nobody-here/results")
+    assert tracker("tensorboard", "~nobody-here/x").folder == Path("~nobody-here/x")
 
 
 @pytest.mark.parametrize("folder", [5, "", None])

@@ -1,6 +1,5 @@
 """What commands share, the reproduction's too: where results go, and how they are interrupted."""
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import DeltaflError, printable
+from ..store.files import with_home
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -24,8 +24,7 @@ def path_name(text: str) -> Path:
         raise typer.BadParameter(
             f"{printable(text)} has characters that cannot be seen; write a name without them"
         )
-    # Where nobody has this home, pathlib would raise an error.
-    return Path(os.path.expanduser(text))  # noqa: PTH111
+    return with_home(text)
 
 
 Out = Annotated[

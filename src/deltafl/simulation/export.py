@@ -3,14 +3,13 @@ included; local arrays are the clients' weighted mean.
 """
 
 import io
-from pathlib import Path
 from typing import Any
 
 from ..errors import DeltaflError
 from ..model_parts import NamedArrays
 from ..plan import saved_model
 from ..scale.sound import restored_part
-from ..store.files import write_atomically
+from ..store.files import with_home, write_atomically
 from ..store.own_python import only, working_in
 from ..store.sealed import write_sealed
 from ..store.values import checked
@@ -56,8 +55,8 @@ def export_model(folder: AnyPath, to: AnyPath, trust_code: bool = False) -> int:
         export_model("my-run", "model.safetensors")
         model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
     """
-    folder = Path(folder)
-    to = Path(to)
+    folder = with_home(folder)
+    to = with_home(to)
     if to.suffix not in SUFFIXES:
         raise DeltaflError(f"cannot export to {to}: the file must end in {' or '.join(SUFFIXES)}")
     if to.name in _OWN and (to.parent / "config.toml").exists():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import DeltaflError, printable
+from ..types import AnyPath
 from .room import require_ram
 
 #: So many times its bytes a text takes in memory, once it is read as JSON for instance.
@@ -229,6 +230,13 @@ def make_folder(folder: Path, private: bool = False) -> None:
 def name_for_file(text: str, limit: int = 200) -> str:
     """What others wrote, as the name of a file: it may have any letters, and any number of them."""
     return re.sub(r"[^-+.\w]", "_", printable(text, limit))
+
+
+def with_home(path: AnyPath) -> Path:
+    """A path with the folder that ``~`` stands for, where it is known: in a container nobody may
+    have one, and pathlib would raise an error.
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def below(folder: Path, *names: str) -> Path:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError, explained, log, require
-from ..store.files import make_folder, no_empty_folder, opened, remove
+from ..store.files import make_folder, no_empty_folder, opened, remove, with_home
 from ..store.room import free_ram, human, require_ram
 from ..types import Array
 
@@ -104,14 +104,7 @@ def cache_folder() -> Path:
     """The user's cache, ``$XDG_CACHE_HOME/deltafl`` or ``~/.cache/deltafl``: where
     ``deltafl data fetch`` writes.
     """
-    return _with_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "deltafl"
-
-
-def _with_home(path: str | Path) -> Path:
-    """A path with the folder that ``~`` stands for, where it is known: in a container nobody may
-    have one, and pathlib would raise an error.
-    """
-    return Path(os.path.expanduser(path))  # noqa: PTH111
+    return with_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "deltafl"
 
 
 def data_folders(name: str, data_dir: Path | None) -> list[Path]:
@@ -122,7 +115,7 @@ def data_folders(name: str, data_dir: Path | None) -> list[Path]:
     given = {"data_dir": data_dir, DATA_VARIABLE: os.environ.get(DATA_VARIABLE)}
     for label, path in given.items():
         if path:
-            folder = _with_home(path)
+            folder = with_home(path)
             if not folder.is_dir():
                 raise DeltaflError(
                     f"{label} is {folder}, which is not a folder: give one with data sets"
@@ -178,7 +171,7 @@ def fetch(
     import pooch
     from requests.exceptions import RequestException
 
-    folder = _with_home(directory or cache_folder()) / name
+    folder = with_home(directory or cache_folder()) / name
     ending = ".gz" if source.gzipped else ""
     # pooch is told no checksums: those published are of the unpacked content, and compared here.
     registry = dict.fromkeys(file + ending for file in source.checksums)

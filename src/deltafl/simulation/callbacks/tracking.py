@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from typing_extensions import TypedDict
 
 from ...errors import OWN_ERRORS, explained, printable, require, unknown_name
-from ...store.files import below, make_folder
+from ...store.files import below, make_folder, with_home
 from ...store.lines import append_line, last_line
 from ...types import AnyPath, Json
 from ..folder.checkpoint import CURE
@@ -43,7 +43,7 @@ class Tracker(AbstractContextManager["Tracker"]):
 
     def __init__(self, folder: AnyPath) -> None:
         require(self.package, self.package)
-        self.folder = Path(folder).expanduser()
+        self.folder = with_home(folder)
         self._open: Json = {}
 
     def __call__(self, done: RoundDone) -> None:

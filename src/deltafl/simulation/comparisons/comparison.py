@@ -26,7 +26,7 @@ from ...analysis.table import comparison_table
 from ...errors import DeltaflError, MissingExtraError, log, printable, unknown_name
 from ...samplers.label import parse_label, spelled_among
 from ...store import checked, write_atomically
-from ...store.files import below, make_folder
+from ...store.files import below, make_folder, with_home
 from ...store.own_python import OwnCodeError, only
 from ...tasks.metrics import metric_of
 from ...tasks.own import OWN_DEFAULTS, is_own, is_table, short_name
@@ -162,7 +162,7 @@ class Comparison:
         Raises:
             DeltaflError: If the metric, or what it is drawn over, was not recorded.
         """
-        place = None if path is None else Path(path)
+        place = None if path is None else with_home(path)
         first = self.curves[0]
         known = ["accuracy", "loss", *first.others_r]
         drawn = metric or self.numbers.metric
@@ -182,7 +182,7 @@ class Comparison:
         settings = CompareSettings.model_validate(self.numbers.settings)
         name = short_name(settings.task)
         parts = [Part(name, self.curves, self.numbers, command_of(settings))]
-        write_report(parts, Path(path), f"deltafl: {name}")
+        write_report(parts, with_home(path), f"deltafl: {name}")
 
     def write(self, folder: Path, report: bool = True) -> Summary:
         """Write ``summary.json``, the pictures and ``report.html`` into a folder, and return the
@@ -226,7 +226,7 @@ class Comparison:
 
 def _saved(text: str, path: AnyPath | None) -> str:
     if path is not None:
-        write_atomically(Path(path), text)
+        write_atomically(with_home(path), text)
     return text
 
 

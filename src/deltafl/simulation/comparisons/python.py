@@ -12,6 +12,7 @@ from ...calls import Named
 from ...errors import DeltaflError, require
 from ...samplers.base import Sampler
 from ...samplers.label import base_name, label_of, split_labels
+from ...store.files import with_home
 from ...store.own_python import forget_edited
 from ...tasks.base import Task
 from ...tasks.registry import known_tasks
@@ -249,7 +250,7 @@ def _folder(given: Any, command: str = "", task: str = "") -> Path:
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise DeltaflError(f"{given!r} is no folder; write its name, such as 'my-results'")
     # A shell does so; a folder that is called ~ nobody wants.
-    return Path(given).expanduser()
+    return with_home(given)
 
 
 def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:

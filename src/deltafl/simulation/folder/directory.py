@@ -42,7 +42,7 @@ from ...samplers.base import Sampler
 from ...scale.named_arrays import named_arrays
 from ...scale.rows import row_files, settled
 from ...scale.sound import restored_state
-from ...store.files import make_folder, name_for_file, remove, write_atomically
+from ...store.files import make_folder, name_for_file, remove, with_home, write_atomically
 from ...store.folder import Note, new_name, owned, read_note, require_note, require_own, write_note
 from ...store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
 from ...store.sealed import read_array, write_sealed
@@ -191,7 +191,7 @@ class RunDirectory:
     """
 
     def __init__(self, path: AnyPath) -> None:
-        self.path = Path(path)
+        self.path = with_home(path)
         self._memory: Path | None = None  #: see ``memory_folder``
 
     def start(
