@@ -360,6 +360,25 @@ class Distilled(torch.nn.Linear):
         return output + torch.nn.functional.linear(x, self.teacher)
 
 
+class DistilledApart(Distilled):
+    """The same, with the outputs of both for the loss."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        own = torch.nn.functional.linear(x, self.weight, self.bias)
+        if not self.training:
+            return own
+        self.teacher.data.lerp_(self.weight.data, 0.1)
+        return {"own": own, "teacher": torch.nn.functional.linear(x, self.teacher)}
+
+
+def of_both(output: Any, y: torch.Tensor) -> torch.Tensor:
+    """A loss of one output, or of the two of a student and a teacher."""
+    if isinstance(output, torch.Tensor):
+        return torch.nn.functional.cross_entropy(output, y)
+    apart: torch.Tensor = (output["own"] - output["teacher"]).square().mean()
+    return apart + torch.nn.functional.cross_entropy(output["own"], y)
+
+
 class Observed(torch.nn.Linear):
     """A buffer gets its size in the first pass, as that of an observer for quantisation."""
 
@@ -543,6 +562,10 @@ BROKEN: dict[str, dict[str, Any]] = {
     },
     "training changes 'teacher' of the model, which clients do not bring back, and later rounds": {
         "make_model": Distilled
+    },
+    "changes 'teacher' of the model, which clients do not bring back, and later rounds need it": {
+        "make_model": DistilledApart,
+        "loss": of_both,
     },
     "has shape (0,) before a step and (3,) after it": {"make_model": Observed},
     "a new parameter in the place of 'weight'": {"make_model": lambda: Renewed(3, 2)},

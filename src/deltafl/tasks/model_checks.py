@@ -291,7 +291,7 @@ def _who_needs(model: Module, other: Module, x: Tensor) -> str | None:
     itself.
     """
     from .draws import seeded
-    from .modules import spare_single_values, torch
+    from .modules import numbers_in, spare_single_values, torch
 
     for use, training in (("evaluations", False), ("later rounds", True)):
         found = []
@@ -299,7 +299,7 @@ def _who_needs(model: Module, other: Module, x: Tensor) -> str | None:
             tried = copied(each).train(training)
             spare_single_values(tried)
             with seeded(stream(0, "dropout")), torch.no_grad():
-                found.append(tried(x.clone()).float())
+                found.append(numbers_in(tried(x.clone())))
         first, again, then = found
         rounding = 1e-7 * float(first.abs().max())
         is_same = torch.allclose(then, first, rtol=0, atol=rounding)

@@ -3,7 +3,8 @@ before clients train it. This file imports PyTorch: import it late.
 """
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 from ..errors import MissingExtraError
 
@@ -21,6 +22,7 @@ __all__ = [
     "Tensor",
     "keep_frozen_statistics",
     "nn",
+    "numbers_in",
     "spare_single_values",
     "take_step",
     "torch",
@@ -180,6 +182,21 @@ def spare_single_values(model: nn.Module) -> None:
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             part.register_forward_pre_hook(before)
             part.register_forward_hook(after)
+
+
+def numbers_in(output: Any) -> Tensor:
+    """The numbers of what a model returns, as one vector: in training these may be several tensors,
+    for a loss of the user's.
+    """
+    if isinstance(output, Tensor):
+        return output.float().reshape(-1)
+    parts: list[Any] = []
+    if isinstance(output, Mapping):
+        parts = [*output.values()]
+    elif isinstance(output, list | tuple):
+        parts = [*output]
+    found = [part for part in map(numbers_in, parts) if part.numel() > 0]
+    return torch.cat(found) if found else torch.zeros(1)
 
 
 def take_step(model: nn.Module) -> None:

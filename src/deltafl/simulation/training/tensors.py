@@ -1,16 +1,15 @@
 """The tensors of a module by what becomes of them in local training, see ``model_parts.py``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...model_parts import MEANS, Arrays, ModelParts, as_array, copied, freeze, tensors_of
-from ...tasks.modules import keep_frozen_statistics, spare_single_values, take_step
+from ...tasks.modules import keep_frozen_statistics, numbers_in, spare_single_values, take_step
 from ..describe import UnknownError, describe
 
 #: What clients bring back beside the flat vector.
@@ -37,24 +36,14 @@ def remembers(model: nn.Module, examples: torch.Tensor, training: bool) -> bool:
     for _ in range(2):
         with torch.set_grad_enabled(training):
             output = trial(examples.clone())
-        loss = _mean_square(output)
+        # In it no output cancels another's.
+        loss = numbers_in(output).square().mean()
         if loss.requires_grad:
             torch.autograd.backward(loss)
             take_step(trial)
     for param, first in zip(trained, start, strict=True):
         param.data.copy_(first)
     return _held(trial) != before
-
-
-def _mean_square(output: Any) -> Tensor:
-    """The loss of a trial, in which no output cancels another's."""
-    if isinstance(output, torch.Tensor):
-        return output.float().square().mean()
-    # In training a model may return more, for a loss of the user's.
-    if isinstance(output, Mapping):
-        output = [*output.values()]
-    parts = output if isinstance(output, list | tuple) else []
-    return sum(map(_mean_square, parts), torch.zeros(()))
 
 
 def is_close(one: Tensor, other: Tensor) -> bool:
