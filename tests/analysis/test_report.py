@@ -254,7 +254,7 @@ def test_the_first_sentence_is_as_sure_as_the_intervals() -> None:
     )
 
 
-def test_the_first_sentence_without_a_gap_or_with_one_seed() -> None:
+def test_the_first_sentence_without_a_gap_or_with_one_seed(tmp_path: Path) -> None:
     one = headline(summarise([run for run in runs_of(**REACHES) if run.seed == 0], None))
     assert one[0].startswith("census closes 0.86 of the gap") and one[1].startswith(
         "One seed has no interval"
@@ -282,6 +282,9 @@ def test_the_first_sentence_without_a_gap_or_with_one_seed() -> None:
         "At the end, by paired seeds, full is not clearly apart from uniform (0.0 [0.0, 0.0] "
         "points)."
     )
+    page = tmp_path / "report.html"
+    write_report([Part("made up", ends, summarise(ends, None), "")], page, "made up")
+    assert page.read_text().count("At the end, by paired seeds") == 1
     equal = summarise(runs_of(full=[4], uniform=[4], census=[4]), None)
     assert headline(equal)[1].startswith("One seed has no interval")
     lost = [make_run("census", 0, 1, "loss", loss_r=np.full(10, np.nan))]

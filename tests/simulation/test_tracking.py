@@ -161,6 +161,8 @@ class Adding(Callback):
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
         round.line["norm (d/dx)"] = 1.5
+        extra: Any = round.line
+        extra[7] = 2.5  # a file has it as a text
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
@@ -200,6 +202,7 @@ def test_a_tracker_takes_any_name_of_a_number(tmp_path: Path, name: str) -> None
     assert found["test/temp__C_"]
     assert found["test/_"]
     assert found["round/norm__d_dx_"] == [(1, 1.5)]
+    assert found["round/7"] == [(1, 2.5)]
 
 
 def test_an_unknown_tracker_and_a_missing_package_are_sentences(tmp_path: Path) -> None:

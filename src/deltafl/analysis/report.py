@@ -176,14 +176,15 @@ def _section(part: Part, figures: Mapping[str, _Drawn]) -> dict[str, Any]:
         "rounds": f"rounds to {goal}",
         "bytes": f"bytes to {goal}".removesuffix(" to none"),
     }
+    result = headline(summary)
     # All samplers of a comparison have the same columns.
     shown = cells_of(summary.samplers[0], summary)
     return {
         "part": part,
         "command": printable(part.command, limit=None),
         "setting": f"{setting_text(part.runs)}. In brackets: {100 * summary.confidence:g} %",
-        "headline": headline(summary),
-        "remarks": remarks(summary),
+        "headline": result,
+        "remarks": [text for text in remarks(summary) if text not in result],
         "headings": {name: text for name, text in headings.items() if name in shown},
         "rows": _rows(summary),
         "figures": figures,

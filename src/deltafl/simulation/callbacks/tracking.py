@@ -99,7 +99,9 @@ def numbers(done: RoundDone) -> dict[str, float]:
     values["round", "seconds"] = done.seconds
     values |= {("test", name): value for name, value in done.test.items()}
     # Users may call metrics, and what callbacks add, anything.
-    shown = {f"{part}/{_NO_TAG.sub('_', name)}": value for (part, name), value in values.items()}
+    shown = {
+        f"{part}/{_NO_TAG.sub('_', str(name))}": value for (part, name), value in values.items()
+    }
     return {key: float(value) for key, value in shown.items() if isinstance(value, int | float)}
 
 
