@@ -4,8 +4,7 @@ Beside noise, sampled rounds go the way of full participation, only slower. So t
 method with n clients to any accuracy are taken to be those of ``full`` times one factor, its
 *stretch*: the geometric mean, over seeds and over the accuracies that its short run has reached, of
 its own rounds over those of ``full`` with the same seed. A run that has reached the goal says it
-itself. A metric without a natural zero, such as a log loss, counts from its value after the first
-round.
+itself. A metric without a natural zero, such as a log loss, counts from its first value.
 
 Over n the rounds follow R(n) = a + b v(n)^p, with v(n) the relative error of the round's estimate,
 known for all n without training (``audit.error_by_size``), a, b >= 0 and p in [1/2, 3/2]: with

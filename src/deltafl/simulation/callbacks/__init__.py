@@ -1,1 +1,1 @@
-"""What follows each round of a run: one protocol (``callback.py``), one file for each concern."""
+"""What follows each round of a run: the protocol is in ``callback.py``."""
