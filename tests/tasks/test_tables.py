@@ -665,6 +665,9 @@ def test_regression_predicts_a_standardized_target() -> None:
     np.testing.assert_allclose(plain.train_y, data.train_y * deviation + mean, rtol=1e-4, atol=1e-3)
     with pytest.raises(DeltaflError, match="'price' holds a single number"):
         table_task(frame.assign(price=3), **options)
+    # Also where another one is there to be predicted: a column that somebody named is no pixel.
+    with pytest.raises(DeltaflError, match="'price' holds a single number"):
+        table_task(frame.assign(price=3), **options | {"label": ["a", "price"]})
 
 
 @pytest.mark.parametrize(

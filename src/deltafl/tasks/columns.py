@@ -89,16 +89,9 @@ def targets_of(frame: Frame, task_type: TaskType | None, standardize: bool) -> T
                 "regression)"
             )
         return Target(y.astype(np.float32), len(names), names=names)
-    # Of a picture to predict some pixels never change: they are 0, and nothing to learn.
-    moves_k = (y != y[0]).any(axis=0)
-    if not moves_k.any():
-        moves_k[:] = True  # to be refused
-    each = [target_of(frame[names[k]], task_type, standardize) for k in np.flatnonzero(moves_k)]
-    target_nk = np.zeros(y.shape, np.float32)
-    target_nk[:, moves_k] = np.column_stack([one.y for one in each])
-    if not standardize:
-        target_nk[:, ~moves_k] = y[0, ~moves_k]
-    return Target(target_nk, 0, "".join(one.unit for one in each))
+    each = [target_of(frame[name], task_type, standardize) for name in names]
+    unit = "".join(one.unit for one in each)
+    return Target(np.column_stack([one.y for one in each]), 0, unit)
 
 
 def _task_type(where: str, values: Column) -> TaskType:

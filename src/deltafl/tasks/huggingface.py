@@ -282,12 +282,21 @@ def _target_of(values: Column, task_type: TaskType | None, standardize: bool) ->
     y = np.stack(parts)
     if task_type != "regression":
         return _labels_of(values, y)
-    if y.ndim == 2:
-        wide = pd.DataFrame(y, index=values.index)
-        return targets_of(wide.add_prefix(f"{values.name} "), task_type, standardize)
     good_e = (np.abs(y) <= LARGEST).reshape(len(y), -1).all(axis=1)
     require_all(values, good_e, f"numbers up to {LARGEST:g}", "correct it, or drop the row")
-    return Target(y.astype(np.float32), 0)
+    if y.ndim > 2:
+        return Target(y.astype(np.float32), 0)
+    # Of a picture to predict some pixels never change: they are 0, and nothing to learn.
+    moves_k = (y != y[0]).any(axis=0)
+    if not moves_k.any():
+        moves_k[:] = True  # to be refused
+    wide = pd.DataFrame(y[:, moves_k], values.index, np.flatnonzero(moves_k))
+    target = targets_of(wide.add_prefix(f"{values.name} "), task_type, standardize)
+    target_nk = np.zeros(y.shape, np.float32)
+    if not standardize:
+        target_nk[:] = y[0]
+    target_nk[:, moves_k] = target.y
+    return target._replace(y=target_nk)
 
 
 def _labels_of(values: Column, y: Array) -> Target:
