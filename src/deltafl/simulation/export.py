@@ -3,6 +3,7 @@ included; local arrays are the clients' weighted mean.
 """
 
 import io
+from pathlib import Path
 from typing import Any
 
 from ..errors import DeltaflError
