@@ -360,6 +360,15 @@ def test_a_model_may_know_more_classes_than_some_masks_have() -> None:
         from_torch(TensorDataset(x, torch.from_numpy((MASKS > 1) * 255)), **IID)
 
 
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [([], "row 1, .* must be a class"), ([-100, -100], "of a single class; two are needed")],
+)
+def test_labels_at_no_place_are_refused(label: list[int], words: str) -> None:
+    with pytest.raises(DeltaflError, match=words):
+        from_torch([(x, label) for x in X], **IID)
+
+
 def test_a_picture_is_learnt_pixel_by_pixel() -> None:
     """Also one of which some pixels never change; standardized as other targets are."""
     y = np.random.default_rng(2).normal(size=(60, 3)).astype(np.float32)

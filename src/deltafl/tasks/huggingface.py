@@ -301,14 +301,14 @@ def _target_of(values: Column, task_type: TaskType | None, standardize: bool) ->
 
 def _labels_of(values: Column, y: Array) -> Target:
     """Several labels an example: 0 or 1 each, or classes at its places."""
-    is_yes_or_no = y.ndim == 2 and bool(np.isin(y, (0, 1)).all())
+    is_yes_or_no = y.ndim == 2 and y.size > 0 and bool(np.isin(y, (0, 1)).all())
     if is_yes_or_no and (y.sum(axis=1) != 1).any():
         return Target(y.astype(np.float32), y.shape[1])
     good_e = np.full(len(y), y.dtype.kind in "biu" and not is_yes_or_no)
     needed = "a class, labels of 0 and 1, or whole numbers, a class at each place"
     cure = (
-        "write mask.long() for classes, and of one-hot labels take the place of the 1; for others "
-        "write a Task of your own"
+        "of one-hot labels take the place of the 1, of a mask of floating-point numbers write "
+        "mask.long(); for others write a Task of your own"
     )
     require_all(values, good_e, needed, cure)
     # Of masks with an axis of channels: losses want (N, height, width).
@@ -316,7 +316,7 @@ def _labels_of(values: Column, y: Array) -> Target:
     y = y.astype(np.int64)
     different = np.unique(y[y >= 0])
     # Masks of VOC or Cityscapes have it where no class is meant.
-    if different[-1:] == _NO_CLASS and _NO_CLASS - 1 not in different:
+    if _NO_CLASS in different[-1:] and _NO_CLASS - 1 not in different:
         different = different[:-1]
     if len(different) < 2:
         raise DeltaflError(
