@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from ..errors import DeltaflError, printable
-from ..store.files import with_home
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -24,6 +23,8 @@ def path_name(text: str) -> Path:
         raise typer.BadParameter(
             f"{printable(text)} has characters that cannot be seen; write a name without them"
         )
+    from ..store.files import with_home  # loads NumPy, which help does without
+
     return with_home(text)
 
 

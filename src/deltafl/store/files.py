@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import DeltaflError, printable
-from ..types import AnyPath
 from .room import require_ram
 
 #: So many times its bytes a text takes in memory, once it is read as JSON for instance.
@@ -232,7 +231,7 @@ def name_for_file(text: str, limit: int = 200) -> str:
     return re.sub(r"[^-+.\w]", "_", printable(text, limit))
 
 
-def with_home(path: AnyPath) -> Path:
+def with_home(path: str | os.PathLike[str]) -> Path:
     """A path with the folder that ``~`` stands for, where it is known: in a container nobody may
     have one, and pathlib would raise an error.
     """
