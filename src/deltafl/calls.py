@@ -7,6 +7,8 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from .errors import DeltaflError, unknown_name
 
 _CALL = re.compile(r"^\s*(?P<name>[^()]*?)\s*(\((?P<options>.*)\))?\s*$", re.DOTALL)
@@ -68,6 +70,8 @@ def write_call(name: str, options: Mapping[str, Any]) -> str:
 
 def write_setting(name: str, value: Any) -> str:
     """The shortest text of ``name=value`` that ``parse_call`` reads."""
+    if isinstance(value, np.generic):
+        value = value.item()  # a number as Python writes it
     # Without quotes such words would be read as the values that they name.
     bare = (
         isinstance(value, str)

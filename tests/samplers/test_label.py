@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deltafl import (
@@ -88,6 +89,11 @@ def test_labels_are_taken_apart_and_written() -> None:
 @pytest.mark.parametrize("value", ["b, c", "True", "", "it's", (1, 2), (0.5,), -1e-9, None])
 def test_what_an_option_is_written_as_is_read_as_its_value(value: object) -> None:
     assert parse_call(write_call("name", {"option": value})) == ("name", {"option": value})
+
+
+@pytest.mark.parametrize("value", [np.int64(10), np.float32(0.5), np.float64(0.1), np.bool_(True)])
+def test_numbers_of_numpy_are_written_as_those_of_python(value: Any) -> None:
+    assert write_call("name", {"option": value}) == f"name(option={value.item()})"
 
 
 @pytest.mark.parametrize("label", SAMPLERS)

@@ -325,7 +325,7 @@ def test_as_many_runs_as_the_process_may_use_cores(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {2, 5, 7})
     quota = tmp_path / "cpu.max"
-    monkeypatch.setattr("deltafl.store.room._QUOTA", quota)
+    monkeypatch.setattr("deltafl.store.room._CONTAINER", tmp_path)
     counts = [count_processes(*asked) for asked in ((None, "cpu"), (None, "cuda"), (9, "cpu"))]
     assert counts == [3, 1, 9]
     for text, count in (("max 100000", 3), ("150000 100000", 2), ("900000 100000", 3)):

@@ -9,8 +9,8 @@ from pathlib import Path
 if sys.platform != "win32":
     import resource
 
-#: Microseconds of work in each period, on all cores together.
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+#: What a container may use, as Docker and Kubernetes say it.
+_CONTAINER = Path("/sys/fs/cgroup")
 
 
 def free_ram() -> int | None:
@@ -26,13 +26,30 @@ def free_ram() -> int | None:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         found.append(max(0, limit - pages * resource.getpagesize()))
+    left = _left_in_container()
+    if left is not None:
+        found.append(left)
     return min(found, default=None)
+
+
+def _left_in_container() -> int | None:
+    """Bytes below a container's limit, beyond which the system would kill it; None without one."""
+    try:
+        most = int((_CONTAINER / "memory.max").read_text(encoding="ascii"))
+        used = int((_CONTAINER / "memory.current").read_text(encoding="ascii"))
+        lines = (_CONTAINER / "memory.stat").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):  # a limit may be "max"
+        return None
+    # Copies of files that the system drops where memory is short.
+    spare = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    return max(0, most - used + spare)
 
 
 def cores_of_quota() -> int | None:
     """So many cores as a container's quota of processor time keeps busy; None without a quota."""
     try:
-        quota, period = map(int, _QUOTA.read_text(encoding="ascii").split())
+        # Microseconds of work in each period, on all cores together.
+        quota, period = map(int, (_CONTAINER / "cpu.max").read_text(encoding="ascii").split())
     except (OSError, ValueError):  # its first word may be "max"
         return None
     return ceil(quota / period)
