@@ -463,3 +463,14 @@ def test_the_commonest_class_is_of_the_test_rows_of_all_seeds(tmp_path: Path) ->
     assert np.ptp(shares) > 0
     known = float(str(result.numbers.environment["majority"]))
     assert known == pytest.approx(np.mean(shares), abs=1e-3)
+
+
+@pytest.mark.parametrize(("deadline", "is_told"), [(1e-9, True), (1e9, False)])
+def test_a_comparison_without_a_single_reply_says_so(
+    deadline: float, is_told: bool, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"seeds": 1, "rounds": 2, "speeds": "lognormal"}
+    settings["deadline"] = deadline
+    found = deltafl.compare("toy", ["uniform", "full"], out=tmp_path, processes=1, **settings)
+    text = " ".join(str(found).split())
+    assert ("No reply ever came" in text and "uniform, full; look at deadline" in text) == is_told

@@ -401,6 +401,12 @@ def _how_runs_ended(summary: Summary) -> Iterator[str]:
         yield f"Rounds and bytes are means over the seeds that reached {goal}."
     if diverged := _shares(summary, lambda run: run.diverged):
         yield f"{DIVERGED} Diverged: {diverged}. A stopped run keeps its last {metric}."
+    silent = [e.sampler for e in summary.samplers if e.costs and e.costs.bytes_up == 0]
+    if silent:
+        yield (
+            f"No reply ever came, so that the model learnt nothing: {', '.join(silent)}; look at "
+            "deadline (in seconds), dropout and availability."
+        )
     refused = {e.sampler: sum(run.refused for run in e.seeds) for e in summary.samplers}
     if named := ", ".join(f"{label} {number:,}" for label, number in refused.items() if number):
         whys = Counter(run.refused_why for e in summary.samplers for run in e.seeds if run.refused)
