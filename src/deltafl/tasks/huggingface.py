@@ -138,7 +138,7 @@ def from_huggingface(
     features = {where: part.features or {} for where, part in used.items()}
     kinds = {where: getattr(of.get(inputs), "dtype", None) for where, of in features.items()}
     x = _stacked(frame, inputs, values, kinds)
-    tokens = x.dtype == np.int64 and make_model is not None and _are_tokens(make_model, x)
+    tokens = x.dtype == np.int64 and make_model is not None and _are_tokens(make_model, x[:2])
     if x.dtype == np.int64 and not tokens:
         x = x.astype(np.float32)
     for key in keys:
@@ -151,7 +151,8 @@ def from_huggingface(
     # The loss of an own model may be one of counts or of times, which have a zero.
     target = _target_of(frame[label], task_type, standardize=make_model is None)
     if target.y.ndim > 1 and target.y.dtype == np.int64 and make_model is not None:
-        known = _classes_at_places(make_model, x if tokens else x.astype(np.float32), target.y)
+        some = x[:2] if tokens else x[:2].astype(np.float32)
+        known = _classes_at_places(make_model, some, target.y)
         target = target._replace(num_classes=max(target.num_classes, known))
     owners = owners_of(frame, owner)
     if tests:
@@ -192,12 +193,12 @@ def _classes_at_places(make_model: MakeModel, x: Array, y: Array) -> int:
 
 
 def _answers(make_model: MakeModel, x: Array) -> Any:
-    """What a new model makes of two examples."""
+    """What a new model makes of some examples."""
     from .draws import seeded
     from .modules import torch
 
     with seeded(stream(0, "data")), torch.no_grad():
-        return make_model().eval()(torch.from_numpy(x[:2]))
+        return make_model().eval()(torch.from_numpy(x))
 
 
 class Pieces(dict[str, Any]):
