@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import OWN_ERRORS, DeltaflError, is_in
-from ..types import BoolArray, Cohort, FloatArray, IntArray
+from ..types import BoolArray, Cohort, FloatArray, IntArray, is_whole
 
 
 def check_anyone(num_present: int) -> None:
@@ -29,8 +29,7 @@ def check_anyone(num_present: int) -> None:
 
 def check_cohort_size(n: Any, m: int) -> None:
     """Raise a ``DeltaflError`` unless 1 <= n <= m."""
-    # True is an int in Python, and no cohort of one client.
-    if not (isinstance(n, int | np.integer) and not isinstance(n, bool) and 1 <= n <= m):
+    if not is_whole(n) or not 1 <= n <= m:
         raise DeltaflError(
             f"cannot sample {n!r} of {m} clients; it must be a whole number from 1 to {m}"
         )

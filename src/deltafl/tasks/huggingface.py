@@ -7,6 +7,7 @@ a column by its name, will do.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from reprlib import repr as shown
 from typing import Any, Unpack, get_args
 
@@ -19,7 +20,7 @@ from ..types import Array
 from .base import Task
 from .columns import LARGEST, Column, Target, TaskType, by_name, require_all, target_of, targets_of
 from .frames import Frame
-from .losses import MakeModel
+from .losses import MakeModel, Module
 from .models import softmax_regression
 from .partitions import AnyPartition
 from .tables import (
@@ -138,7 +139,8 @@ def from_huggingface(
     features = {where: part.features or {} for where, part in used.items()}
     kinds = {where: getattr(of.get(inputs), "dtype", None) for where, of in features.items()}
     x = _stacked(frame, inputs, values, kinds)
-    tokens = x.dtype == np.int64 and make_model is not None and _are_tokens(make_model, x[:2])
+    trial = _Trial(make_model)
+    tokens = x.dtype == np.int64 and make_model is not None and trial.takes_tokens(x[:2])
     if x.dtype == np.int64 and not tokens:
         x = x.astype(np.float32)
     for key in keys:
@@ -152,7 +154,7 @@ def from_huggingface(
     target = _target_of(frame[label], task_type, standardize=make_model is None)
     if target.y.ndim > 1 and target.y.dtype == np.int64 and make_model is not None:
         some = x[:2] if tokens else x[:2].astype(np.float32)
-        known = _classes_at_places(make_model, some, target.y)
+        known = trial.classes_at_places(some, target.y)
         target = target._replace(num_classes=max(target.num_classes, known))
     owners = owners_of(frame, owner)
     if tests:
@@ -165,40 +167,47 @@ def from_huggingface(
     return replace(task, make_model=make_model or task.make_model, tokens=tokens, **sent)
 
 
-def _are_tokens(make_model: MakeModel, x: Array) -> bool:
-    """Whether a model takes whole numbers as they are alone, as one with an Embedding does."""
-    from .modules import nn
+class _Trial:
+    """A model of the user's, made once and tried on some examples."""
 
-    with suppress(*OWN_ERRORS):
-        _answers(make_model, x.astype(np.float32))
+    def __init__(self, make_model: MakeModel | None) -> None:
+        self._make_model: Any = make_model
+
+    @cached_property
+    def _model(self) -> Module:
+        return self._make_model().eval()
+
+    def _answers(self, x: Array) -> Any:
+        from .draws import seeded
+        from .modules import torch
+
+        with seeded(stream(0, "data")), torch.no_grad():
+            return self._model(torch.from_numpy(x))
+
+    def takes_tokens(self, x: Array) -> bool:
+        """Whether it takes whole numbers as they are alone, as one with an Embedding does."""
+        from .modules import nn
+
+        with suppress(*OWN_ERRORS):
+            self._answers(x.astype(np.float32))
+            return False
+        with suppress(*OWN_ERRORS):
+            self._answers(x)
+            return True
+        # It may know fewer; of others, such as one of another width, both have failed.
+        with suppress(*OWN_ERRORS):
+            parts = self._model.modules()
+            return any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in parts)
         return False
-    with suppress(*OWN_ERRORS):
-        _answers(make_model, x)
-        return True
-    # It may know fewer; of others, such as one of another width, both have failed.
-    with suppress(*OWN_ERRORS):
-        parts = make_model().modules()
-        return any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in parts)
-    return False
 
-
-def _classes_at_places(make_model: MakeModel, x: Array, y: Array) -> int:
-    """The number of classes that a model knows at each place of an example, 0 if it shows none:
-    some rows, such as those of a few masks, do not have the last one.
-    """
-    shape: tuple[int, ...] = ()
-    with suppress(*OWN_ERRORS):
-        shape = tuple(_answers(make_model, x).shape)
-    return shape[1] if len(shape) > 2 and shape[2:] == y.shape[1:] else 0
-
-
-def _answers(make_model: MakeModel, x: Array) -> Any:
-    """What a new model makes of some examples."""
-    from .draws import seeded
-    from .modules import torch
-
-    with seeded(stream(0, "data")), torch.no_grad():
-        return make_model().eval()(torch.from_numpy(x))
+    def classes_at_places(self, x: Array, y: Array) -> int:
+        """The number of classes that it knows at each place of an example, 0 if it shows none: some
+        rows, such as those of a few masks, do not have the last one.
+        """
+        shape: tuple[int, ...] = ()
+        with suppress(*OWN_ERRORS):
+            shape = tuple(self._answers(x).shape)
+        return shape[1] if len(shape) > 2 and shape[2:] == y.shape[1:] else 0
 
 
 class Pieces(dict[str, Any]):

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from ...errors import DeltaflError
 from ...scale.stretches import cores_allowed
 from ...store import checked, read_json
+from ...store.files import with_home
 from ...store.machine import made_with, version_of
 from ...tasks.files import DATA_VARIABLE, cache_folder
 from ...tasks.registry import MODULES_VARIABLE
@@ -110,9 +111,7 @@ def report() -> Json:
 def below_home(path: Path) -> str:
     """A path that begins with ``~``; of another one only that it is not there."""
     with suppress(ValueError):
-        # pathlib's own would raise an error where nobody has a home, as in a container.
-        home = os.path.expanduser("~")  # noqa: PTH111
-        return str(Path("~") / path.absolute().relative_to(home))
+        return str(Path("~") / path.absolute().relative_to(with_home("~")))
     return "outside the home folder"
 
 
