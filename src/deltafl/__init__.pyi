@@ -7,8 +7,6 @@ from . import simulation as simulation
 from . import tasks as tasks
 from .accumulate import Accumulator as Accumulator
 from .analysis.recommendation import recommend as recommend
-from .arrays import flatten as flatten
-from .arrays import unflatten as unflatten
 from .audit import KnownUpdates as KnownUpdates
 from .designs.inclusion import inclusion_probabilities as inclusion_probabilities
 from .designs.inclusion import probabilities_for_budget as probabilities_for_budget
@@ -26,6 +24,8 @@ from .estimators.twin import Twin as Twin
 from .estimators.value import ControlValue as ControlValue
 from .federation.clients import resize_state as resize_state
 from .federation.local_work import corrected_steps as corrected_steps
+from .model.vectors import flatten as flatten
+from .model.vectors import unflatten as unflatten
 from .moves import Moves as Moves
 from .plan import Plan as Plan
 from .plan import RoundState as RoundState

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from .accumulate import Accumulator
-from .arrays import flatten, mean_rest, unflatten
 from .errors import DeltaflError, require
 from .federation.local_work import NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE, LocalSteps
 from .federation.replies import LOSS_NAMES, ClientReply, read_reply, reports_of, round_metrics
-from .model_parts import MEANS, Arrays, ModelParts, as_array
+from .model.arrays import Arrays, as_array
+from .model.parts import MEANS, ModelParts
+from .model.vectors import flatten, mean_rest, unflatten
 from .plan import Plan, RoundState
 from .round import init_round, open_round
 from .samplers.census import output_layer

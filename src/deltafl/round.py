@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .accumulate import Accumulator, check_round
-from .arrays import initial_model
 from .designs.inclusion import check_anyone, check_cohort, mask_of
 from .errors import DeltaflError, check_types, log
-from .model_parts import as_reals
+from .model.arrays import as_reals
+from .model.vectors import initial_model
 from .plan import Plan, RoundState, check_state
 from .scale.persistent_array import PersistentArray
 from .server.part import Step

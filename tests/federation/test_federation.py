@@ -9,7 +9,7 @@ import pytest
 from conftest import Recorder
 from deltafl import DeltaflError, DifferentialPrivacy
 from deltafl.federation.replies import ClientReply, read_reply
-from deltafl.model_parts import Arrays
+from deltafl.model.arrays import Arrays
 from deltafl.types import FloatArray
 
 from .tools import federation, play, play_once, rates_of

@@ -16,7 +16,7 @@ from deltafl import DeltaflError, DifferentialPrivacy
 from deltafl.federation.federation import Federation
 from deltafl.federation.saved import FILE, FILES, load, only_copy, save
 from deltafl.store.sealed import read_sealed, write_sealed
-from test_arrays import MODEL
+from model.test_vectors import MODEL
 from tools.kills import kills
 
 from .tools import admit, federation, play, sizes_of

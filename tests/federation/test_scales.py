@@ -12,7 +12,7 @@ from deltafl.federation.federation import Federation
 from deltafl.federation.replies import ClientReply
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import load, save
-from deltafl.model_parts import Arrays
+from deltafl.model.arrays import Arrays
 
 from .tools import admit, federation, play, play_once, sizes_of
 

@@ -12,7 +12,7 @@ from deltafl.federation.federation import Federation
 from deltafl.federation.replies import ClientReply
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import save
-from deltafl.model_parts import Arrays
+from deltafl.model.arrays import Arrays
 from deltafl.samplers import parse_label, uses_aux
 from deltafl.types import RoundInfo
 

@@ -23,13 +23,13 @@ from flwr.serverapp import Grid
 
 from conftest import same_tree
 from deltafl import Census
-from deltafl.arrays import update_of
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.exchange import Correction, census_question
 from deltafl.federation.federation import Federation
 from deltafl.flower import DeltaStrategy, delta_mod
 from deltafl.flower.client import asked_in
 from deltafl.flower.messages import to_record
+from deltafl.model.vectors import update_of
 from deltafl.samplers.census import output_layer
 from deltafl.types import FloatArray
 from federation.tools import admit, federation, sizes_of

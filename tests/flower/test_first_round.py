@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from deltafl.arrays import flatten, update_of
 from deltafl.estimators.two_bits import KEPT, decode, encode
 from deltafl.federation.exchange import Correction
 from deltafl.flower.client import asked_in
 from deltafl.flower.messages import to_record
+from deltafl.model.vectors import flatten, update_of
 from deltafl.types import FloatArray
 from hosts.flower_nodes import app_with
 from hosts.rounds import MODEL, moved

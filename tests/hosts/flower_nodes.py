@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from deltafl.flower import DeltaStrategy, delta_mod, register, take_correction
 from deltafl.flower.messages import to_arrays, to_record
-from deltafl.model_parts import Arrays
+from deltafl.model.arrays import Arrays
 from deltafl.types import Params
 from flower.grid import FakeGrid
 

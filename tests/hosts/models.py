@@ -19,7 +19,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from deltafl import Population, Reports, close_round, init_round, make_plan, open_round
 from deltafl.federation.exchange import Correction
-from deltafl.model_parts import Arrays, split
+from deltafl.model.arrays import Arrays
+from deltafl.model.parts import split
 from deltafl.samplers.census import output_layer
 from deltafl.types import Params
 

@@ -13,7 +13,7 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from deltafl.model_parts import Arrays
+from deltafl.model.arrays import Arrays
 from deltafl.nvflare import DeltaClient, DeltaFedAvg
 from deltafl.nvflare import client as client_module
 from deltafl.nvflare import controller as controller_module

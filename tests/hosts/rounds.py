@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deltafl import Population, Reports, close_round, init_round, make_plan, open_round
-from deltafl.arrays import update_of
 from deltafl.federation.exchange import Correction
 from deltafl.federation.service import Service
-from deltafl.model_parts import Arrays, split
+from deltafl.model.arrays import Arrays
+from deltafl.model.parts import split
+from deltafl.model.vectors import update_of
 from deltafl.samplers.census import output_layer
 from deltafl.types import Params, RoundInfo
 

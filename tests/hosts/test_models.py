@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from deltafl import DeltaflError
-from deltafl.model_parts import ModelParts
+from deltafl.model.parts import ModelParts
 
 from .models import KINDS, ROUNDS, Clients, M, arrays_of, core
 from .rounds import N, Take

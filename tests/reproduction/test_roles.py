@@ -11,9 +11,9 @@ import pytest
 import torch
 from test_archives import write
 
-from deltafl.arrays import flatten
 from deltafl.errors import DeltaflError
-from deltafl.model_parts import NamedArrays
+from deltafl.model.arrays import NamedArrays
+from deltafl.model.vectors import flatten
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import make_task

@@ -18,9 +18,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import deltafl
-from deltafl.arrays import flatten, mean_rest, unflatten
 from deltafl.errors import DeltaflError
-from deltafl.model_parts import ModelParts, NamedArrays
+from deltafl.model.arrays import NamedArrays
+from deltafl.model.parts import ModelParts
+from deltafl.model.vectors import flatten, mean_rest, unflatten
 from deltafl.simulation import RunDirectory, RunSettings, export_model, make_settings, run_single
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.runner import new_model

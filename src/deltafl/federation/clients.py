@@ -9,7 +9,7 @@ import numpy as np
 
 from ..designs.inclusion import are_clients
 from ..errors import DeltaflError
-from ..model_parts import as_reals
+from ..model.arrays import as_reals
 from ..moves import Moves
 from ..plan import Plan, RoundState, check_method
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import update_of
 from ..estimators.two_bits import encode
-from ..model_parts import Arrays
+from ..model.arrays import Arrays
+from ..model.vectors import update_of
 from ..samplers.census import Census, output_layer
 from ..types import Array, Json
 

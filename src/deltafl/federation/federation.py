@@ -17,17 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..accumulate import Accumulator
-from ..arrays import mean_rest
 from ..errors import DeltaflError, printable
 from ..estimators.two_bits import code_length, read_codes
-from ..model_parts import (
-    LARGEST_ENTRY,
-    Arrays,
-    listed,
-    parts_of_copies,
-    patterns_of,
-    split,
-)
+from ..model.arrays import LARGEST_ENTRY, Arrays, listed
+from ..model.parts import parts_of_copies, patterns_of, split
+from ..model.vectors import mean_rest
 from ..moves import CannotResizeError
 from ..plan import Plan, RoundState
 from ..round import init_round, open_round

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError, is_in
-from ..model_parts import Arrays, ModelParts, Patterns, as_array, own_tensors, state_of
+from ..model.arrays import Arrays, as_array, own_tensors, state_of
+from ..model.parts import ModelParts, Patterns
 from ..types import FloatArray, Params, is_whole
 from .exchange import Correction
 

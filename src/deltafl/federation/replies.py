@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import update_of
 from ..errors import OWN_ERRORS, DeltaflError, printable
-from ..model_parts import Arrays, as_array
+from ..model.arrays import Arrays, as_array
+from ..model.vectors import update_of
 from ..samplers.census import LARGEST_NORM
 from ..types import FloatArray, Params, Reports, RoundInfo, as_number
 from .exchange import CENSUS, CODE, CORRECTED, NUM_EXAMPLES

@@ -10,7 +10,7 @@ from secrets import randbits
 from typing import Any, Literal
 
 from ..errors import DeltaflError, explained, is_in, unknown_name
-from ..model_parts import Patterns
+from ..model.parts import Patterns
 from ..plan import Plan, make_plan
 from ..samplers.base import Sampler
 from ..scale.rows import RowFormat

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError, printable
-from ..model_parts import Arrays
+from ..model.arrays import Arrays
 from ..server.privacy import DifferentialPrivacy
 from ..streams import stream
 from ..types import DEAREST, Cohort, RoundInfo

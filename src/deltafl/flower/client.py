@@ -22,7 +22,7 @@ from ..federation.exchange import (
     report_of,
 )
 from ..federation.facts import Fact, told
-from ..model_parts import Arrays
+from ..model.arrays import Arrays
 
 #: What a client reports of who it is.
 KIND = "kind"

@@ -17,7 +17,7 @@ from numpy.lib import format as npy
 
 from ..errors import DeltaflError, printable
 from ..federation.replies import ClientReply, Metrics, read_reply
-from ..model_parts import Arrays, listed
+from ..model.arrays import Arrays, listed
 from .client import asked_in
 
 Key = TypeVar("Key")

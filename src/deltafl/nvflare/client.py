@@ -21,7 +21,7 @@ from ..federation.exchange import (
     report_of,
 )
 from ..federation.facts import told
-from ..model_parts import Arrays, as_array
+from ..model.arrays import Arrays, as_array
 from ..types import Array
 
 #: In what is asked: the round, which the reply repeats; the drift, by array.

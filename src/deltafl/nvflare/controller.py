@@ -31,7 +31,7 @@ from ..federation.registration import NO_REGISTRATION, read_info
 from ..federation.replies import ClientReply, mean_metrics, named, round_metrics
 from ..federation.rules import check_seconds, check_whole, make_rules
 from ..federation.service import Service, serving
-from ..model_parts import Arrays, as_array
+from ..model.arrays import Arrays, as_array
 from ..samplers.base import Sampler
 from ..server.optimizers import ServerOptimizer
 from ..server.table import SETTINGS

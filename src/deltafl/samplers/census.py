@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ..errors import OWN_ERRORS, DeltaflError, WithRanges
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled, tame
-from ..model_parts import LARGEST_ENTRY, as_array, as_reals
+from ..model.arrays import LARGEST_ENTRY, as_array, as_reals
 from ..scale.numerics import RANK_TOLERANCE, inner, largest_entry, lower_median
 from ..scale.stretches import over_stretches
 from ..types import TINY, Array, FloatArray, IntArray, Population, Rng

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError, unknown_name
-from ..model_parts import LARGEST_ENTRY
+from ..model.arrays import LARGEST_ENTRY
 from ..scale.numerics import inner, largest_entry
 from ..scale.stretches import over_stretches
 from ..scale.used_again import new_like

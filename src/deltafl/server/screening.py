@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..model_parts import LARGEST_ENTRY, as_reals
+from ..model.arrays import LARGEST_ENTRY, as_reals
 from ..samplers.base import Sampler
 from ..scale.numerics import largest_entry
 from ..types import NO_REPLY, Array, BoolArray, Cohort, Floats, Params, RejectedReply, Reports

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..model_parts import Arrays, NamedArrays, freeze
+from ..model.arrays import Arrays, NamedArrays
+from ..model.parts import freeze
 from ..plan import NO_REST
 from ..scale.rows import together
 from ..tasks.base import Task

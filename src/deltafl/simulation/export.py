@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DeltaflError
-from ..model_parts import NamedArrays
+from ..model.arrays import NamedArrays
 from ..plan import saved_model
 from ..scale.sound import restored_part
 from ..store.files import with_home, write_atomically

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..estimators.two_bits import code_length
-from ..model_parts import Arrays
+from ..model.arrays import Arrays
 from ..plan import Plan, RoundState
 from ..round import broadcast
 from ..server.norms import measure

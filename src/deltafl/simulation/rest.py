@@ -9,8 +9,9 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import WeightedMean, mean_rest
-from ..model_parts import MEANS, Arrays, ModelParts
+from ..model.arrays import Arrays
+from ..model.parts import MEANS, ModelParts
+from ..model.vectors import WeightedMean, mean_rest
 from ..scale.rows import RowFormat, Rows, put_rows
 from ..scale.sound import not_sound
 from ..types import Array, FloatArray, IntArray, Within

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..model_parts import Arrays, as_array, copied, listed
+from ..model.arrays import Arrays, as_array, copied, listed
 from ..streams import stream
 from ..tasks.base import Task, model_inputs
 from ..tasks.draws import places, seeded

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..model_parts import ModelParts, Patterns
+from ..model.parts import ModelParts, Patterns
 from ..streams import stream
 from ..types import Array, FloatArray, IntArray, Judge, Population, Rng
 from .dataset import Dataset, crc32_of

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError, is_in
-from ..model_parts import (
-    copied,
-)
+from ..model.arrays import copied
 from ..streams import stream
 from .base import Task, first_examples
 from .dataset import Dataset

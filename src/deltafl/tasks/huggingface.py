@@ -14,7 +14,7 @@ from typing import Any, Unpack, get_args
 import numpy as np
 
 from ..errors import OWN_ERRORS, DeltaflError, explained, log, require, unknown_name
-from ..model_parts import as_array
+from ..model.arrays import as_array
 from ..streams import stream
 from ..types import Array
 from .base import Task

@@ -12,10 +12,7 @@ from reprlib import repr as shown
 import numpy as np
 
 from ..errors import OWN_ERRORS, DeltaflError
-from ..model_parts import (
-    as_array,
-    copied,
-)
+from ..model.arrays import as_array, copied
 from ..types import Array, IntArray, Rng
 from .base import Task, model_inputs, spread_examples
 from .losses import Module

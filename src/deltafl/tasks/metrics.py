@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import OWN_ERRORS, DeltaflError, explained, in_one_line, printable, unknown_name
-from ..model_parts import as_array
+from ..model.arrays import as_array
 from ..store.own_python import load_named, split_name
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray, Judge

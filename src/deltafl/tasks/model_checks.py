@@ -10,14 +10,8 @@ from functools import partial
 from typing import Any
 
 from ..errors import OWN_ERRORS, DeltaflError
-from ..model_parts import (
-    NamedArrays,
-    copied,
-    freeze,
-    listed,
-    require_apart,
-    tensors_of,
-)
+from ..model.arrays import NamedArrays, copied, listed, require_apart, tensors_of
+from ..model.parts import freeze
 from ..streams import stream
 from .base import Task, first_examples
 from .losses import Loss, Module, Tensor

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..errors import DeltaflError
-from ..model_parts import TRAINABLE, Patterns, patterns_of
+from ..model.parts import TRAINABLE, Patterns, patterns_of
 from ..types import Rng
 from .losses import Module, Tensor
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DeltaflError, explained, unknown_name
-from ..model_parts import Patterns
+from ..model.parts import Patterns
 from ..streams import stream
 from .base import Augment, Task
 from .dataset import Dataset

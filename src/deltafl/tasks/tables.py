@@ -19,7 +19,7 @@ from typing import NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from ..errors import DeltaflError, is_in, printable
-from ..model_parts import Patterns
+from ..model.parts import Patterns
 from ..streams import stream
 from ..types import Array, BoolArray, IntArray
 from .base import Task

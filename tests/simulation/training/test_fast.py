@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 from batch_tools import assert_near, drift_of, noise_of
-from deltafl.arrays import flatten
+from deltafl.model.vectors import flatten
 from deltafl.simulation.training.fast import FastTrainer, choose_forward
 from deltafl.simulation.training.route import incompatibility
 from deltafl.simulation.training.serial import (

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deltafl.errors import DeltaflError
-from deltafl.model_parts import split
+from deltafl.model.parts import split
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.dense import DenseChain
 from deltafl.simulation.training.fast import choose_forward

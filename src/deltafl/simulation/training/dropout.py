@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...model_parts import copied
+from ...model.arrays import copied
 from ...tasks.draws import seeded
 from .tensors import has_hooks
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ...errors import OWN_ERRORS
-from ...model_parts import copied
+from ...model.arrays import copied
 from ...tasks.losses import Loss
 from ...types import IntArray, Params, Rng
 from .failures import own_code

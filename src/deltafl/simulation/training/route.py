@@ -21,7 +21,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import OWN_ERRORS, DeltaflError, in_one_line, log
-from ...model_parts import ModelParts, copied, tensors_of
+from ...model.arrays import copied, tensors_of
+from ...model.parts import ModelParts
 from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task, first_examples, spread_examples, varied_targets
 from ...tasks.draws import places, seeded

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...model_parts import Arrays, ModelParts
+from ...model.arrays import Arrays
+from ...model.parts import ModelParts
 from ...tasks.losses import Loss, cross_entropy, squared_error
 from ...types import IntArray, Params, Rng
 from .failures import own_code

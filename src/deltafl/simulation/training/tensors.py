@@ -1,4 +1,4 @@
-"""The tensors of a module by what becomes of them in local training, see ``model_parts.py``."""
+"""The tensors of a module by what becomes of them in local training, see ``model/parts.py``."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...model_parts import MEANS, Arrays, ModelParts, as_array, copied, freeze, tensors_of
+from ...model.arrays import Arrays, as_array, copied, tensors_of
+from ...model.parts import MEANS, ModelParts, freeze
 from ...tasks.modules import keep_frozen_statistics, numbers_in, spare_single_values, take_step
 from ..describe import UnknownError, describe
 

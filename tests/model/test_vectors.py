@@ -7,8 +7,9 @@ import pytest
 
 import deltafl
 from deltafl import DeltaflError
-from deltafl.arrays import mean_rest
-from deltafl.model_parts import Arrays, ModelParts
+from deltafl.model.arrays import Arrays
+from deltafl.model.parts import ModelParts
+from deltafl.model.vectors import mean_rest
 
 MODEL: Arrays = {
     "dense.weight": np.array([[1, 2], [3, 4]], dtype=np.float32),

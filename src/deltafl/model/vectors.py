@@ -8,18 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from .errors import DeltaflError, explained
-from .model_parts import (
-    MEANS,
-    Arrays,
-    ModelParts,
-    NamedArrays,
-    Patterns,
-    as_array,
-    as_reals,
-    copied,
-)
-from .types import Array, FloatArray, Params
+from ..errors import DeltaflError, explained
+from ..types import Array, FloatArray, Params
+from .arrays import Arrays, NamedArrays, as_array, as_reals, copied
+from .parts import MEANS, ModelParts, Patterns
 
 
 def flatten(

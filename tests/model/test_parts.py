@@ -8,7 +8,9 @@ import pytest
 
 import deltafl
 from deltafl import DeltaflError
-from deltafl.model_parts import ModelParts, NamedArrays, parts_of_copies
+from deltafl.model.arrays import NamedArrays
+from deltafl.model.parts import ModelParts, parts_of_copies
+from deltafl.model.vectors import mean_rest
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -324,7 +326,7 @@ def test_a_mask_of_minus_infinity_stays_as_it_is() -> None:
     assert (kinds["0.mask"], kinds["0.scale"]) == ("constant", "buffer")
     assert found.fault(named.arrays) is None
     liar = named.arrays | {"0.mask": np.zeros((3, 3), np.float32)}
-    rest = deltafl.arrays.mean_rest(found, named.arrays, [liar], np.ones(1))
+    rest = mean_rest(found, named.arrays, [liar], np.ones(1))
     assert np.array_equal(rest["0.mask"], named.arrays["0.mask"])
     deltafl.init_round(deltafl.make_plan("uniform", [5] * 6, n=3), with_mask())
 
