@@ -38,7 +38,7 @@ from deltafl import (
     make_plan,
     open_round,
 )
-from deltafl.scale.state_file import load_state, save_state
+from deltafl.state_file import load_state, save_state
 from deltafl.streams import stream
 
 PARAMETERS = 10

@@ -47,10 +47,10 @@ from deltafl.accumulate import Accumulator
 from deltafl.estimators.control_variates import ControlVariate
 from deltafl.estimators.own import CommonControlState
 from deltafl.scale.numerics import inner
+from deltafl.screening import screen_replies
 from deltafl.server.ghbm import Ghbm
 from deltafl.server.norms import measure
 from deltafl.server.optimizers import SERVER_OPTIMIZERS
-from deltafl.server.screening import screen_replies
 from deltafl.server.size import Budget, RelativeError
 from deltafl.server.table import SETTINGS
 from tools.samplers import cohort_of

@@ -49,8 +49,6 @@ from .samplers.delta import PracDelta as PracDelta
 from .samplers.fixed import Fixed as Fixed
 from .samplers.fixed import Full as Full
 from .samplers.large_loss import PowerOfChoice as PowerOfChoice
-from .scale.state_file import load_state as load_state
-from .scale.state_file import save_state as save_state
 from .server.optimizers import Adaptive as Adaptive
 from .server.optimizers import FedExP as FedExP
 from .server.optimizers import Momentum as Momentum
@@ -65,6 +63,8 @@ from .simulation.comparisons.python import compare as compare
 from .simulation.comparisons.python import load as load
 from .simulation.comparisons.python import plan_for as plan_for
 from .simulation.comparisons.python import tune as tune
+from .state_file import load_state as load_state
+from .state_file import save_state as save_state
 from .streams import stream as stream
 from .tasks.metrics import Metric as Metric
 from .types import Broadcast as Broadcast

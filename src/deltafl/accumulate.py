@@ -26,9 +26,9 @@ from .scale.numerics import inner, largest_entry, sum_of_rows
 from .scale.rows import read_rows, together
 from .scale.stretches import LARGE, float_type, over_stretches
 from .scale.used_again import new_array
+from .screening import Updates, screen_replies
 from .server.norms import about_mean
 from .server.part import Step
-from .server.screening import Updates, screen_replies
 from .types import (
     Array,
     BoolArray,

@@ -27,7 +27,7 @@ from .model.vectors import flatten, mean_rest, unflatten
 from .plan import Plan, RoundState
 from .round import init_round, open_round
 from .samplers.census import output_layer
-from .scale.state_file import load_state, save_state
+from .state_file import load_state, save_state
 from .store.sealed import read_array, write_sealed
 from .streams import stream
 from .types import Params, RoundInfo, as_number

@@ -28,8 +28,8 @@ from .model.arrays import as_reals
 from .model.vectors import initial_model
 from .plan import Plan, RoundState, check_state
 from .scale.persistent_array import PersistentArray
+from .screening import Updates
 from .server.part import Step
-from .server.screening import Updates
 from .streams import stream
 from .types import NOBODY, BoolArray, Broadcast, Cohort, Oracle, Params, Reports, RoundInfo
 

@@ -30,10 +30,10 @@ from deltafl.estimators.own import OwnControl
 from deltafl.scale.named_arrays import bytes_in_ram, from_named_arrays, named_arrays
 from deltafl.scale.persistent_array import Buffer, PersistentArray
 from deltafl.scale.rows import RowFormat
-from deltafl.scale.state_file import load_state, save_state
 from deltafl.scale.tree import TreeBuffer
 from deltafl.server.average import Average
 from deltafl.server.first_round import FirstRound
+from deltafl.state_file import load_state, save_state
 from deltafl.store.sealed import write_sealed
 from deltafl.streams import stream
 from deltafl.types import Array, BoolArray, FloatArray, IntArray

@@ -25,8 +25,8 @@ from deltafl import (
 from deltafl.accumulate import Accumulator
 from deltafl.estimators.two_bits import code_length, decode, encode, sum_decoded
 from deltafl.scale.numerics import inner, sum_of_rows, weighted_sum
-from deltafl.scale.state_file import load_state, save_state
 from deltafl.scale.stretches import LARGE, float_type, over_stretches, stretches
+from deltafl.state_file import load_state, save_state
 from deltafl.types import FloatArray, Params
 
 RECOMMENDED = [

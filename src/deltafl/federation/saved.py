@@ -29,7 +29,7 @@ from ..round import blank_state
 from ..scale.named_arrays import named_arrays
 from ..scale.rows import settled
 from ..scale.sound import not_sound, restored_state
-from ..scale.state_file import owner
+from ..state_file import owner
 from ..store.files import make_folder, opened, remove
 from ..store.folder import Note, owned, read_note, require_note, require_own, write_note
 from ..store.lines import append_line, cut_back, lines_in

@@ -19,8 +19,8 @@ from ..estimators.two_bits import code_length
 from ..model.arrays import Arrays
 from ..plan import Plan, RoundState
 from ..round import broadcast
+from ..screening import screen_replies
 from ..server.norms import measure
-from ..server.screening import screen_replies
 from ..store.files import writing
 from ..types import Cohort, FloatArray, IntArray, Params, Reports
 from .engine import BYTES_PER_PARAMETER, Engine, Training

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError
-from ..model.arrays import LARGEST_ENTRY, as_reals
-from ..samplers.base import Sampler
-from ..scale.numerics import largest_entry
-from ..types import NO_REPLY, Array, BoolArray, Cohort, Floats, Params, RejectedReply, Reports
+from .errors import DeltaflError
+from .model.arrays import LARGEST_ENTRY, as_reals
+from .samplers.base import Sampler
+from .scale.numerics import largest_entry
+from .types import NO_REPLY, Array, BoolArray, Cohort, Floats, Params, RejectedReply, Reports
 
 #: How to write the update of a model.
 FLAT_UPDATE = "deltafl.flatten(local_model) - state.params_d"

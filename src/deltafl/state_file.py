@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeltaflError, check_types
-from ..plan import Plan, RoundState, check_state
-from ..round import blank_state
-from ..store.machine import made_with, warn_of_other
-from ..store.sealed import read_sealed, write_sealed
-from ..types import AnyPath, Array
-from .named_arrays import named_arrays
-from .sound import restored_state
+from .errors import DeltaflError, check_types
+from .plan import Plan, RoundState, check_state
+from .round import blank_state
+from .scale.named_arrays import named_arrays
+from .scale.sound import restored_state
+from .store.machine import made_with, warn_of_other
+from .store.sealed import read_sealed, write_sealed
+from .types import AnyPath, Array
 
 
 def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
