@@ -20,6 +20,7 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import Dataset, Task, check_task, cross_entropy
+from deltafl.tasks.base import with_public, with_validation
 from deltafl.tasks.ignored import ignored_labels
 
 CLASSES = 4
@@ -164,16 +165,14 @@ def test_examples_without_a_label_count_nowhere(clients: Any) -> None:
     np.testing.assert_allclose(np.array(judged.by_client()), expected)
 
 
-@pytest.mark.parametrize("sampler", ["fed-cbs", "fedentopt", "fedgs", "fedlecc"])
-def test_a_client_without_labels_is_refused_before_anything_is_written(
-    sampler: str, tmp_path: Path
-) -> None:
+def test_a_client_none_of_whose_labels_counts_is_refused(tmp_path: Path) -> None:
+    """Before anything is written: its loss would be NaN in every round."""
     task = task_of(cross_entropy, -100)
     y = task.dataset.train_y.copy()
     y[task.client_rows[3]] = -100
     without = replace(task, dataset=replace(task.dataset, train_y=y))
-    with pytest.raises(DeltaflError, match="client 3 has no label"):
-        compare(without, ["uniform", sampler], seeds=1, rounds=1, out=tmp_path / "out")
+    with pytest.raises(DeltaflError, match=r"client_rows\[3\] has no label that counts.*-100"):
+        compare(without, ["uniform"], seeds=1, rounds=1, out=tmp_path / "out")
     assert not (tmp_path / "out" / "config.toml").exists()
 
 
@@ -289,7 +288,7 @@ def test_labels_may_be_unknown_where_a_model_has_one_logit(wide: bool) -> None:
     layers: list[nn.Module] = [nn.Linear(5, 1)]
     if not wide:
         layers.append(nn.Flatten(0))
-    rows = [np.arange(k, 60, 3) for k in range(3)]
+    rows = [np.arange(k, 60, 5) for k in range(5)]
     task = Task("d", data, rows, lambda: nn.Sequential(*layers), one_logit, metric="accuracy,f1")
     check_task(task, "d", 0)
     assert task.ignored == (-1,)
@@ -322,3 +321,16 @@ def test_a_test_set_of_padding_is_refused() -> None:
     data = replace(task.dataset, test_y=np.full_like(task.dataset.test_y, -100))
     with pytest.raises(DeltaflError, match="labels of test_y that the loss counts is 0"):
         check_task(replace(task, dataset=data), "texts", 0)
+
+
+def test_what_is_held_out_leaves_each_client_a_label_that_counts() -> None:
+    task = task_of(nn.CrossEntropyLoss(ignore_index=-100), -100)
+    y = task.dataset.train_y
+    y[6::5] = -100  # of client 1 all but the first
+    for seed in range(20):
+        split = with_validation(task, 0.5, seed)
+        assert 1 in split.client_rows[1]
+        check_task(split, "texts", 0)
+    codes = replace(task.dataset, train_y=y[:, 0].copy(), test_y=task.dataset.test_y[:, 0])
+    for seed in range(20):
+        assert 1 in with_public(replace(task, dataset=codes), 2, seed).client_rows[1]

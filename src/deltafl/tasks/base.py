@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..errors import DeltaflError
 from ..model.parts import ModelParts, Patterns
 from ..streams import stream
-from ..types import Array, FloatArray, IntArray, Judge, Population, Rng
+from ..types import Array, BoolArray, FloatArray, IntArray, Judge, Population, Rng
 from .dataset import Dataset, crc32_of
 from .ignored import ignored_labels
 from .losses import Loss, MakeModel, Module, Tensor
@@ -169,6 +169,14 @@ class Task:
         return np.asarray(counts(y, self.ignored).reshape(len(y), -1).mean(axis=1))
 
     @cached_property
+    def learnt_e(self) -> BoolArray:
+        """Whether the loss counts a label of each training example, bool (N_train,)."""
+        y = self.dataset.train_y
+        if not self.ignored:
+            return np.ones(len(y), bool)
+        return np.asarray(counts(y, self.ignored).reshape(len(y), -1).any(axis=1))
+
+    @cached_property
     def shares(self) -> FloatArray:
         """The share of each class among the labels of each client, float64 (m, classes).
 
@@ -233,8 +241,8 @@ def with_public(task: Task, count: int, seed: int) -> Task:
     rng = stream(seed, "public")
     # A row may be held by several clients.
     held_e = np.unique(np.concatenate(task.client_rows, dtype=np.int64))
-    # One example of each client stays where it is.
-    last_m = [rng.choice(np.asarray(rows)) for rows in task.client_rows]
+    # One example of each client stays where it is, and its label counts.
+    last_m = [rng.choice(_learnt(task, rows)) for rows in task.client_rows]
     row_e = rng.permutation(np.setdiff1d(held_e, last_m))
     of_class = [row_e[data.train_y[row_e] == label] for label in range(data.num_classes)]
     held_y = data.train_y[held_e]
@@ -269,12 +277,15 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
         row_n = np.asarray(rows, np.int64)
         # Rounded at random, with the right mean.
         count = min(int(share * len(row_n) + rng.random()), len(row_n) - 1)
-        held.append(rng.permutation(row_n)[:count])
+        order_n = rng.permutation(row_n)
+        # The last one whose label counts stays, whatever the share.
+        last = int(np.flatnonzero(np.isin(order_n, _learnt(task, order_n)))[-1])
+        held.append(np.delete(order_n, last)[:count])
         owners.append(np.full(count, client))
     # What several clients give is one test example, and belongs to the first of them.
     row_e, first_e = np.unique(np.concatenate(held), return_index=True)
     kept = _without(task, row_e)
-    if len(row_e) == 0 or not all(map(len, kept)):
+    if len(row_e) == 0 or not all(task.learnt_e[rows].any() for rows in kept):
         raise DeltaflError(
             f"{data.name} has too few examples a client to hold out {share:g} of them for "
             "validation; raise "
@@ -286,6 +297,13 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
     if test_clients is not None:
         test_clients = np.concatenate(owners)[first_e]
     return replace(task, dataset=parts, client_rows=kept, test_clients=test_clients)
+
+
+def _learnt(task: Task, rows: npt.ArrayLike) -> IntArray:
+    """Those of a client's rows whose labels count; all of them if none does."""
+    row_n = np.asarray(rows, np.int64)
+    learnt_n = row_n[task.learnt_e[row_n]]
+    return learnt_n if len(learnt_n) else row_n
 
 
 def _without(task: Task, row_e: IntArray) -> list[IntArray]:

@@ -237,6 +237,11 @@ def _check_clients(task: Task) -> None:
     for client, rows in enumerate(clients):
         good = are_rows(rows, len(task.dataset.train_x))
         require_that(good, f"client_rows[{client}]", rows, needed)
+        if not task.learnt_e[np.asarray(rows)].any():
+            raise DeltaflError(
+                f"client_rows[{client}] has no label that counts, for the loss ignores "
+                f"{', '.join(map(str, task.ignored))}: leave this client out"
+            )
     for what, texts in (("names", task.client_names), ("strata", task.client_strata)):
         good = hasattr(texts, "__len__")
         require_that(good, f"client_{what}", texts, "a list of texts, or () where there are none")
