@@ -641,3 +641,46 @@ def test_one_name_of_tied_weights_stands_for_the_tensor() -> None:
         assert parts.names("local") == ["embed.weight", "out.weight"]
         only = ModelParts.of(Attention(), trainable=[name])
         assert list(only.trained) == ["embed.weight"]
+
+
+class TwoHeads(nn.Module):
+    """A head for minibatches whose first number is positive, and another for the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 5)
+        self.heads = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.heads[int(x[0, 0] > 0)](torch.tanh(self.body(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_a_local_array_that_a_minibatch_does_not_use_stays_where_it_is(momentum: float) -> None:
+    """But for its momentum: what is left of an earlier gradient is that alone."""
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.normal(size=(24, 4)), dtype=torch.float32)
+    y = torch.tensor(rng.integers(0, 3, 24))
+    work = LocalWork(lr=0.1, epochs=2, batch_size=4, momentum=momentum)
+    torch.manual_seed(0)
+    model = TwoHeads()
+    parts = ModelParts.of(model, local=["heads.*"])
+    start_d = parts.flatten(NamedArrays.of(model).arrays)
+    trained = train_serial(
+        model, cross_entropy, x, y, start_d, work, stream(0, "batches"), parts=parts
+    )
+    twin = copy.deepcopy(model)
+    speed = {name: torch.zeros_like(tensor) for name, tensor in twin.named_parameters()}
+    used = set()
+    for rows in minibatches(len(x), work, stream(0, "batches")):
+        twin.zero_grad()
+        cross_entropy(twin(x[rows]), y[rows]).backward()
+        used.add(bool(x[rows][0, 0] > 0))
+        for name, tensor in twin.named_parameters():
+            grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            speed[name] = momentum * speed[name] + grad
+            tensor.data -= 0.1 * speed[name]
+    assert used == {False, True}
+    for name, tensor in twin.named_parameters():
+        if name.startswith("heads"):
+            np.testing.assert_allclose(trained.rest[name], tensor.detach().numpy(), atol=1e-6)

@@ -262,8 +262,10 @@ def train_serial(
         velocity_d = work.momentum * velocity_d + gradient_d + work.proximal * (current_d - start_d)
         current_d = current_d - work.rate * velocity_d + drift_step_d
         for tensor, velocity in zip(tensors.own, own_velocities, strict=True):
+            # Without momentum nothing is left of the last gradient where a step has none.
+            velocity.mul_(work.momentum)
             if tensor.grad is not None:
-                velocity.mul_(work.momentum).add_(tensor.grad)
+                velocity.add_(tensor.grad)
             tensor.data.sub_(velocity, alpha=work.lr)
     norm_of_sum = gradient_sum_d.square().sum().item()
     update_d: Params = (current_d - start_d).cpu().numpy()
