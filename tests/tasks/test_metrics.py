@@ -193,6 +193,18 @@ def test_r2_is_of_targets_that_vary_and_of_no_rounding(target: float) -> None:
     assert metric_of("mae")(output[:, 0], y[:, 0]) > 0
 
 
+def test_errors_of_series_and_pictures_are_over_all_numbers() -> None:
+    """Scikit-learn takes columns, whose roots it averages; nobody means those of pixels."""
+    rng = np.random.default_rng(1)
+    y = rng.normal(size=(6, 4, 3)).astype(np.float32)
+    output = (y + rng.normal(0, [0.1, 1, 3], y.shape)).astype(np.float32)
+    error = (output - y).astype(np.float64)
+    explained = 1 - (error**2).sum() / ((y - y.mean()) ** 2).sum()
+    assert metric_of("rmse")(output, y) == pytest.approx(np.sqrt((error**2).mean()), rel=1e-5)
+    assert metric_of("mae")(output, y) == pytest.approx(np.abs(error).mean(), rel=1e-5)
+    assert metric_of("r2")(output, y) == pytest.approx(explained, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["r2", "mae", "rmse"])
 @pytest.mark.parametrize("shape", [(3, 2), (3, 1, 2), (1, 3, 3)])
 def test_an_error_of_other_outputs_than_targets_is_one_sentence(

@@ -377,8 +377,10 @@ def _of_numbers(name: str, of_varying: bool = False) -> Function:
                 f"{output.shape}, y {y.shape}; name loss as the metric, or a function of (output, "
                 "y) that knows which outputs are predictions"
             )
-        y_nk = y.reshape(len(y), -1)
-        output_nk = output.reshape(len(y), -1)
+        # Columns are told apart, as scikit-learn does; places of a series or pixels are not.
+        rows = len(y) if y.ndim <= 2 else y.size
+        y_nk = y.reshape(rows, -1)
+        output_nk = output.reshape(rows, -1)
         varies_k = (y_nk != y_nk[:1]).any(axis=0)
         # A part of no variance is rounding noise.
         if of_varying and not varies_k.all():
