@@ -674,7 +674,7 @@ def test_a_local_array_that_a_minibatch_does_not_use_stays_where_it_is(momentum:
     used = set()
     for rows in minibatches(len(x), work, stream(0, "batches")):
         twin.zero_grad()
-        cross_entropy(twin(x[rows]), y[rows]).backward()
+        cross_entropy(twin(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
         used.add(bool(x[rows][0, 0] > 0))
         for name, tensor in twin.named_parameters():
             grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad

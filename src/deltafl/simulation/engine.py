@@ -219,7 +219,8 @@ class Engine:
             # Batches of equal length, but for the last.
             [1.0] * len(jobs),
         )
-        loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
+        weight = self._form.weight(self._recipe.tensors[-1])
+        loss = float(np.array([loss for loss, _ in found]).sum()) / weight
         if look is None:
             return Judged(self.task, loss)
         place_e = np.concatenate([np.arange(num_examples)[places] for places, _ in tests])

@@ -188,11 +188,11 @@ class ClientRunner:
         parts = [(part, rest) for part in torch.split(x, size)]
         with located(f"the loss of the model on the data of client {client} failed"):
             if not self._form.is_mean:
-                return self._score(params_d, parts, y)[0] / len(x)
+                return self._score(params_d, parts, y)[0] / self._form.weight(y)
             total = 0.0
             for part, y_batch in zip(parts, torch.split(y, size), strict=True):
                 total += self._score(params_d, [part], y_batch)[0]
-        return total / len(x)
+        return total / self._form.weight(y)
 
     def test(
         self,
@@ -200,8 +200,9 @@ class ClientRunner:
         tests: Sequence[tuple[slice | IntArray, Arrays]],
         look: Look | None,
     ) -> tuple[float, Array | None]:
-        """Sum of the losses of a batch of test examples, and what ``look`` makes of its outputs and
-        targets. The batch comes in parts, each with the arrays beside the vector.
+        """Sum of the losses of a batch of test examples, by ``Form.weight``, and what ``look``
+        makes of its outputs and targets. The batch comes in parts, each with the arrays beside the
+        vector.
         """
         batch = []
         targets = []
@@ -223,7 +224,7 @@ class ClientRunner:
         batch: Sequence[tuple[Tensor, Arrays]],
         y: Tensor,
     ) -> tuple[float, Tensor]:
-        """Sum of the losses, and the outputs."""
+        """The loss times ``Form.weight``, and the outputs."""
         # A copy, of which the model's parameters become views.
         self._tensors.load(torch.tensor(params_d, device=self._device))
         rng = stream(self._seed, "dropout")
@@ -238,10 +239,13 @@ class ClientRunner:
                 with own_code():
                     found.append(self._forward(x))
             output = together(found)
-            # A mean over the batch; batches may differ in length, so that sums over examples are
-            # added.
+            # A mean over the batch; batches may differ in length, so that sums are added.
+            weight = self._form.weight(y)
             with own_code():
-                loss = self._task.loss(output, y).item() * len(y)
+                loss = self._task.loss(output, y).item() * weight
+        # Of padding alone it is NaN, which would stay in the sum.
+        if weight == 0:
+            loss = 0.0
         return loss, output
 
     def _forgetful(self, x: Tensor) -> Tensor:

@@ -319,7 +319,7 @@ RARE = (np.arange(900) == 777).astype(np.int64)
     ("loss", "is_mean"),
     [
         (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 20.0])), False),
-        (nn.CrossEntropyLoss(ignore_index=1), False),
+        (nn.CrossEntropyLoss(ignore_index=1), True),
         (nn.CrossEntropyLoss(label_smoothing=0.1), True),
         (lambda output, y: functional.nll_loss(output.log_softmax(1), y), True),
         (lambda output, y: -(output[torch.arange(len(y)), y]).mean(), True),
@@ -374,6 +374,52 @@ def test_a_loss_that_leaves_out_a_rare_number_is_no_mean(kind: type, columns: in
         assert form.is_mean == is_mean
         y = y.copy()
         y[777] = -(2**30)
+
+
+def of_texts(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The mean over texts of the mean over their words."""
+    each = functional.cross_entropy(output, y, reduction="none")
+    return (each.sum(dim=1) / (y >= 0).sum(dim=1)).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "ignored"),
+    [
+        (functional.cross_entropy, (-100,)),
+        (nn.CrossEntropyLoss(ignore_index=-100, label_smoothing=0.2), (-100,)),
+        (of_texts, ()),
+        (nn.CrossEntropyLoss(torch.tensor([1.0, 2, 3, 4])), None),
+    ],
+)
+def test_padded_texts_are_judged_in_parts(
+    loss: Loss, ignored: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which gives the loss of all at once, without all outputs in memory."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 5)).astype(np.float32)
+    length_e = rng.integers(1, 7, 90)
+    y = np.where(np.arange(6) < length_e[:, None], rng.integers(0, 4, (90, 6)), -100)
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 24), nn.Unflatten(1, (4, 6)))
+
+    rows = [np.arange(60)[k::3] for k in range(3)]
+    task = Task("t", Dataset("d", x[:60], y[:60], x[60:], y[60:], 4), rows, make, loss)
+    # Of 24 numbers an example: 7 at once.
+    monkeypatch.setattr("deltafl.simulation.training.route._OUTPUT_NUMBERS", 7 * 24)
+    engine = Engine(task, LocalWork(lr=0.1, epochs=1), 0)
+    form = form_of(make(), task, LocalWork(lr=0.1, epochs=1), Route())
+    assert (form.is_mean, form.ignored) == (ignored is not None, ignored or ())
+    assert form.evaluation_batch == 7
+    params_d = engine.initial_params()
+    model = make()
+    nn.utils.vector_to_parameters(torch.tensor(params_d), model.parameters())
+    seen, target = torch.tensor(x), torch.tensor(y)
+    with torch.no_grad():
+        at_once = float(loss(model(seen[60:]), target[60:]))
+        of_client = float(loss(model(seen[rows[1]]), target[rows[1]]))
+    assert engine.evaluate(params_d).loss == pytest.approx(at_once, rel=1e-6)
+    assert engine.losses(params_d, np.array([1]))[0] == pytest.approx(of_client, rel=1e-6)
 
 
 def test_an_example_is_one_that_the_model_takes() -> None:

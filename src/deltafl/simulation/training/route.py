@@ -24,8 +24,9 @@ from ...errors import OWN_ERRORS, DeltaflError, in_one_line, log
 from ...model.arrays import copied, tensors_of
 from ...model.parts import ModelParts
 from ...store import checked, read_json, write_atomically
-from ...tasks.base import Task, first_examples, spread_examples, varied_targets
+from ...tasks.base import Task, first_examples, spread, spread_examples, varied_targets
 from ...tasks.draws import places, seeded
+from ...tasks.losses import Loss
 from ...types import IntArray
 from .batched import BatchedTrainer
 from .dropout import masked_layers, with_masks
@@ -54,6 +55,8 @@ _EVALUATION_NUMBERS = 2**18
 _TRIED_NUMBERS = 2**22
 #: Numbers of all layers in one pass of an evaluation on a GPU, or of a loss that is no mean: 2 GiB.
 _DEVICE_NUMBERS = 2**29
+#: Numbers that a model answers in any pass of an evaluation.
+_OUTPUT_NUMBERS = 2**29
 
 
 class Computation(NamedTuple):
@@ -154,6 +157,13 @@ class Form(NamedTuple):
     width: int  #: examples to which minibatches are padded
     evaluation_batch: int  #: examples in one pass of an evaluation
     is_mean: bool = True  #: whether a loss is the mean of those of passes, or of all outputs
+    ignored: tuple[int, ...] = ()  #: labels that take no part in that mean
+
+    def weight(self, y: Tensor) -> int:
+        """What the loss of a pass counts in the mean: its examples, or its labels that count."""
+        if not self.ignored:
+            return len(y)
+        return int((~torch.isin(y, y.new_tensor(self.ignored))).sum())
 
 
 def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form:
@@ -172,24 +182,32 @@ def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form
     device = torch.device(route.device)
     width = largest_batch(task.client_rows, work.batch_size)
     tested = _EVALUATION_BATCH
-    is_mean = _is_mean(model, task)
+    outputs = _outputs_per_example(model, task)
+    ignored = _left_out(model, task, _TRIED_NUMBERS // outputs)
     # A GPU idles between small passes; a loss of all outputs has them from one, while it is small.
-    if device.type != "cpu" or not is_mean:
+    if device.type != "cpu" or ignored is None:
         tested = max(tested, _DEVICE_NUMBERS // numbers_per_example(model, task))
+    # Of a language model one text has an output for each word and place.
+    tested = max(1, min(tested, _OUTPUT_NUMBERS // outputs))
     tested = _without_single(tested, model, task)
+    form = Form("serial", 1, width, tested, ignored is not None, ignored or ())
     if route.path == "loop":
         reason = incompatibility(model, first_examples(task)[0], task.parts_of(model))
         if reason is None:
-            return Form("fast", 1, width, tested, is_mean)
+            return form._replace(path="fast")
         log.info("local training uses the serial path, which is slower: %s", reason)
-        return Form("serial", 1, width, tested, is_mean)
+        return form
     if device.type == "cpu":
         dense_size = dense_cohort_size(model, task, work)
         if dense_size > 1:
-            tested = max(tested, _EVALUATION_NUMBERS // example_of(task).numel())
-            width = padded_width(task.client_rows, work.batch_size)
-            return Form("batched", dense_size, width, tested, is_mean)
-    return Form("batched", cohort_size(model, task, width, device), width, tested, is_mean)
+            return form._replace(
+                path="batched",
+                group_size=dense_size,
+                width=padded_width(task.client_rows, work.batch_size),
+                evaluation_batch=max(tested, _EVALUATION_NUMBERS // example_of(task).numel()),
+            )
+    size = cohort_size(model, task, width, device)
+    return form._replace(path="batched", group_size=size)
 
 
 def _without_single(tested: int, model: nn.Module, task: Task) -> int:
@@ -209,49 +227,55 @@ def _without_single(tested: int, model: nn.Module, task: Task) -> int:
     return tested
 
 
-def _is_mean(model: nn.Module, task: Task) -> bool:
-    """Whether the loss of many examples is the mean of theirs, so that parts of a test set may be
-    judged apart: not with weights of classes, for instance.
+def _left_out(model: nn.Module, task: Task, most: int) -> tuple[int, ...] | None:
+    """The labels without a part in the loss, where it is a mean over all others, or over examples:
+    then parts of a test set may be judged apart. None if it is no such mean, as with weights of
+    classes.
 
     It is tried on the model's outputs and on random ones, for a new model may answer the same to
-    all, as one whose head begins at 0.
+    all, as one whose head begins at 0; on at most ``most`` examples.
     """
     # All of them: a single label that is ignored takes part in no mean.
     targets = (task.dataset.train_y, task.dataset.test_y)
     if all(losses_of(task.loss, torch.tensor(y.copy())) is not None for y in targets):
-        return True
-    if task.ignored:
-        return False
+        return ()
     x, y = spread_examples(task)
+    some = spread(len(x), max(2, most))
+    x, y = x[some], y[some]
+    tried = []
     try:
         with torch.no_grad(), seeded(np.random.default_rng(0)):
             output = copied(model).eval()(x)
-            if not _is_mean_of(task, output, y):
-                return False
-            varied = varied_targets(task, _TRIED_NUMBERS // max(1, output[0].numel()))
+            tried.append((output, y))
+            varied = varied_targets(task, most)
             shape = (len(varied), *output.shape[1:])
             # They may be probabilities, and no numbers below 0.
             for made_up in (torch.empty(shape).uniform_(0.2, 0.7), torch.randn(shape)):
-                if not _is_mean_of(task, made_up.to(output.dtype), varied):
-                    return False
+                tried.append((made_up.to(output.dtype), varied))
+            # Some losses are means over texts, each of which is a mean over its words.
+            for ignored in {(): None, task.ignored: None}:
+                if all(_is_mean_of(task.loss, *one, ignored) for one in tried):
+                    return ignored
     except OWN_ERRORS:  # a client's training will say what is wrong
-        return True
-    return True
+        return ()
+    return None
 
 
-def _is_mean_of(task: Task, output: Tensor, y: Tensor) -> bool:
-    """Whether the loss of these outputs is the mean of the loss of each; yes where it has no
-    value.
+def _is_mean_of(loss: Loss, output: Tensor, y: Tensor, ignored: tuple[int, ...]) -> bool:
+    """Whether the loss of these outputs is the mean of the loss of each, by the number of its
+    labels that are not ignored; yes where it has no value.
     """
 
-    def loss(part: slice) -> float:
+    def of(part: slice | Tensor) -> float:
         # Copies: a loss may change in place what it gets.
-        return float(task.loss(output[part].clone(), y[part].clone()))
+        return float(loss(output[part].clone(), y[part].clone()))
 
-    whole = loss(slice(None))
+    whole = of(slice(None))
+    counted_e = ~torch.isin(y, y.new_tensor(ignored)).reshape(len(y), -1)
+    weight_e = counted_e.sum(dim=1).numpy()
     # One by one: in parts with equal shares of the classes their weights would not show.
     try:
-        each = np.array([loss(slice(row, row + 1)) for row in range(len(y))])
+        each = np.array([of(slice(row, row + 1)) for row in np.flatnonzero(weight_e)])
     except OWN_ERRORS:  # such as one of pairs
         return False
     if not np.isfinite(whole):
@@ -260,7 +284,8 @@ def _is_mean_of(task: Task, output: Tensor, y: Tensor) -> bool:
         return False
     # Where gains and losses cancel each other, digits are lost.
     lost = 1e-6 * np.abs(each).mean()
-    return bool(np.isclose(each.mean(), whole, rtol=1e-4, atol=lost))
+    mean = np.average(each, weights=weight_e[weight_e > 0])
+    return bool(np.isclose(mean, whole, rtol=1e-4, atol=lost))
 
 
 def noted_route(folder: Path) -> Route | None:
@@ -562,6 +587,14 @@ def cohort_size(
         1,
         min(_LARGEST_COHORT, memory // (4 * (6 * num_params + 3 * width * numbers))),
     )
+
+
+def _outputs_per_example(model: nn.Module, task: Task) -> int:
+    """How many numbers a model answers to one example."""
+    with torch.no_grad(), seeded(np.random.default_rng(0)):
+        # Two, for some models do not take one alone.
+        output: Tensor = copied(model).eval()(first_examples(task)[0])
+    return max(1, output[0].numel())
 
 
 def numbers_per_example(model: nn.Module, task: Task) -> int:
