@@ -6,7 +6,8 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -328,6 +329,57 @@ def test_what_draws_from_elsewhere_is_refused_before_anything_is_played() -> Non
 
     with pytest.raises(DeltaflError, match="one seed gives the losses"):
         check_task(task_of("mlp", make_model=make), "own", 0)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [np.random.default_rng(0).random, partial(torch.rand, 1, generator=torch.Generator())],
+)
+@pytest.mark.parametrize("often", [1.0, 0.5])
+def test_an_augmentation_that_draws_from_its_own_generator_is_refused(
+    draw: Callable[[], Any], often: float
+) -> None:
+    def augment(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        return x + float(draw()) if rng.random() < often else x
+
+    with pytest.raises(DeltaflError, match="let it draw from rng"):
+        check_task(task_of("mlp", augment=augment), "own", 0)
+
+
+class Smooth(torch.nn.Module):
+    """Its outputs are damped where they are steep, in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp(17, [9], CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return cast(torch.Tensor, self.layers(x))
+        x = x.requires_grad_()
+        output: torch.Tensor = self.layers(x)
+        (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        return output / (1 + slope.square().sum(dim=1, keepdim=True))
+
+
+def test_a_model_may_take_gradients_in_training() -> None:
+    task = task_of("mlp", make_model=Smooth)
+    check_task(task, "own", 0)
+    made = Engine(task, WORKS["epochs"], 0)
+    first = bits_of(made, [0, 1, 2])
+    assert bits_of(made, [2, 0, 1]) == first
+    made.evaluate(made.initial_params())
+
+
+def test_a_model_that_takes_gradients_in_an_evaluation_is_refused_before_a_run() -> None:
+    class Always(Smooth):
+        def train(self, mode: bool = True) -> "Always":
+            super().train(mode)
+            self.training = True
+            return self
+
+    with pytest.raises(DeltaflError, match="does not require grad"):
+        check_task(task_of("mlp", make_model=Always), "own", 0)
 
 
 @pytest.mark.parametrize("work", ["epochs", "whole data"])

@@ -15,7 +15,7 @@ from ..streams import stream
 from .base import Task, first_examples
 from .dataset import Dataset
 from .judge_checks import check_ends, check_loss, check_metrics
-from .losses import Module
+from .losses import Module, Tensor
 from .metrics import (
     counts,
 )
@@ -56,17 +56,8 @@ def _smoke_test(task: Task, seed: int) -> None:
             "model"
         )
     x, y = first_examples(task)
-    augment = task.augment
-    if augment is not None:
-        with seeded(stream(seed, "augment")):
-            varied: Any = tried("augment failed", lambda: augment(x, stream(seed, "augment")))
-        same = isinstance(varied, torch.Tensor) and varied.shape == x.shape
-        require_that(
-            same and varied.dtype == x.dtype,
-            "the result of augment",
-            varied,
-            f"of shape {tuple(x.shape)} and type {x.dtype}, as its inputs",
-        )
+    if task.augment is not None:
+        _check_augment(task, x, seed)
     # The seed that the run will use: what fails with it fails now.
     with seeded(stream(seed, "model")):
         original = made_model(task, x)
@@ -118,6 +109,38 @@ def _smoke_test(task: Task, seed: int) -> None:
             "it; let it be the mean, as reduction='mean' does, and local_lr so much larger"
         )
 
+
+def _check_augment(task: Task, x: Tensor, seed: int) -> None:
+    """Vary the same inputs twice, each time from the start."""
+    from .draws import seeded
+    from .modules import torch
+
+    augment: Any = task.augment
+    found = []
+    for _ in range(2):
+        rng = stream(seed, "augment")
+        with seeded(stream(seed, "augment")):
+            # It may draw in some calls alone.
+            for _ in range(_AUGMENTED):
+                found.append(tried("augment failed", lambda: augment(x.clone(), rng)))  # noqa: B023
+    for varied in found:
+        same = isinstance(varied, torch.Tensor) and varied.shape == x.shape
+        require_that(
+            same and varied.dtype == x.dtype,
+            "the result of augment",
+            varied,
+            f"of shape {tuple(x.shape)} and type {x.dtype}, as its inputs",
+        )
+    again = found[_AUGMENTED:]
+    if not all(torch.equal(one, two) for one, two in zip(found[:_AUGMENTED], again, strict=True)):
+        raise DeltaflError(
+            "augment varies the same inputs in two ways with the same rng, so that no run could be "
+            "repeated; let it draw from rng, its second argument, and from no generator of its own"
+        )
+
+
+#: Calls of ``augment`` that are tried.
+_AUGMENTED = 4
 
 #: The types of inputs, of tokens and of labels; the first one is named as the cure.
 _INPUTS = ("float32", "uint8")

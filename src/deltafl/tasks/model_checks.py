@@ -91,10 +91,12 @@ def check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Module
     params = dict(model.named_parameters())
     for mode, training in (("in evaluation", False), ("in training", True)):
         model.train(training)
-        output = tried(
-            f"the model does not take inputs of shape {tuple(x.shape)}",
-            lambda: _forward(task, model, x),
-        )
+        # As in a run: nobody takes gradients in an evaluation.
+        with torch.set_grad_enabled(training):
+            output = tried(
+                f"the model does not take inputs of shape {tuple(x.shape)}",
+                lambda: _forward(task, model, x),
+            )
         shape = _shape_of_output(task, output, y, mode)
         with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
             warnings.filterwarnings("error", message="Using a target size")
@@ -292,8 +294,8 @@ def _who_needs(model: Module, other: Module, x: Tensor) -> str | None:
         for each in (model, model, other):
             tried = copied(each).train(training)
             spare_single_values(tried)
-            with seeded(stream(0, "dropout")), torch.no_grad():
-                found.append(numbers_in(tried(x.clone())))
+            with seeded(stream(0, "dropout")), torch.set_grad_enabled(training):
+                found.append(numbers_in(tried(x.clone())).detach())
         first, again, then = found
         rounding = 1e-7 * float(first.abs().max())
         is_same = torch.allclose(then, first, rtol=0, atol=rounding)

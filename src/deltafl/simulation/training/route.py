@@ -451,8 +451,8 @@ def incompatibility(
         before = places()
         trial = copied(model).train()
         memory = [param.data_ptr() for param in trial.parameters()]
-        with torch.no_grad():
-            output = trial(some.clone())
+        # With gradients, for some models take one in their pass.
+        output = trial(some.clone())
         if not isinstance(output, torch.Tensor):
             return "the model returns more than one tensor in training"
         if places() != before:  # other paths would draw other numbers
@@ -515,8 +515,8 @@ def _writes_parameters(model: nn.Module, examples: Tensor) -> bool:
     trial = copied(model).train()
     # PyTorch counts what is written, be it the same number.
     before = [param._version for param in trial.parameters()]
-    with torch.no_grad(), seeded(np.random.default_rng(0)):
-        trial(examples)
+    with seeded(np.random.default_rng(0)):
+        trial(examples.clone())
     return [param._version for param in trial.parameters()] != before
 
 
