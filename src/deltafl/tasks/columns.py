@@ -59,6 +59,10 @@ def target_of(values: Column, task_type: TaskType | None, standardize: bool) -> 
     if (task_type or _task_type(where, values)) == "classification":
         _require_whole(values)
         y, names = codes(values)
+        # PyTorch's mark of no label, which would be a class beside 0, 1, ...
+        if names == ["-100", *map(str, range(len(names) - 1))]:
+            cure = "drop the row, or write words for classes if -100 is one"
+            require_all(values, y > 0, "a label, and -100 marks that there is none", cure)
         if y.min() == y.max():
             raise DeltaflError(f"{where} holds a single class; two are needed")
         return Target(y, len(names), names=names)
