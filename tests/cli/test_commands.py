@@ -19,6 +19,7 @@ from deltafl.estimators.table import ALL_ESTIMATORS
 from deltafl.samplers import SAMPLERS
 from deltafl.samplers.table import NEEDS
 from deltafl.simulation import CompareSettings, RunSettings, make_settings, run_comparison
+from deltafl.simulation.settings import require_label
 from deltafl.tasks.registry import known_tasks
 from tools.cli import deltafl, deltafl_here
 
@@ -472,6 +473,29 @@ def test_one_sampler_is_shown_with_its_options(tmp_path: Path) -> None:
         word in shown.stdout
         for word in ("anticluster", "components", "[1, 128]", "made of the answers")
     )
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "census+mime",
+        "census+mime=2",
+        "uniform+scaffold",
+        "uniform+local_lr=-1",
+        "pracdelta+workers=2",
+    ],
+)
+def test_the_page_of_a_label_is_refused_as_its_run_is(label: str, tmp_path: Path) -> None:
+    page = deltafl_here("samplers", label, cwd=tmp_path)
+    run = deltafl_here("run", "--task", "digits", "--sampler", label, cwd=tmp_path)
+    assert (page.returncode, page.stderr) == (run.returncode, run.stderr)
+    assert page.returncode == 2
+
+
+@pytest.mark.parametrize("label", SAMPLERS)
+def test_a_run_takes_every_method_of_the_table(label: str) -> None:
+    """Also those that need labels, losses or public examples, which a task may have."""
+    require_label(label)
 
 
 def test_a_label_is_described_with_its_own_parts_and_settings(tmp_path: Path) -> None:

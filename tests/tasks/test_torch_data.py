@@ -433,7 +433,7 @@ def test_what_cannot_be_used_is_named(data: Any, options: dict[str, Any], words:
 def test_the_mark_of_no_label_is_no_class() -> None:
     label = torch.arange(60) % 3
     label[7] = -100
-    with pytest.raises(DeltaflError, match="row 8, column 'label' holds -100.*drop the row"):
+    with pytest.raises(DeltaflError, match=r"row 8, column 'label' holds -100.*drop the row"):
         from_torch(TensorDataset(X, label), **IID)
     # Beside numbers with gaps it is a number like others.
     assert from_torch(TensorDataset(X, label * 100), **IID).dataset.num_classes == 4

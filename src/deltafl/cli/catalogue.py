@@ -19,7 +19,7 @@ from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import ALL_ESTIMATORS, find_estimator
 from ..samplers.label import Label, is_unbiased, make_sampler, needs_scores, parse_label
 from ..samplers.table import NEEDS, SAMPLERS
-from ..simulation.settings import TASK_DEFAULTS, CompareSettings, RunSettings
+from ..simulation.settings import TASK_DEFAULTS, CompareSettings, RunSettings, require_label
 from ..tasks.files import check, fetch
 from ..tasks.metrics import METRICS
 from ..tasks.partitions import PARTITIONS
@@ -142,7 +142,7 @@ def _print_label(text: str) -> None:
     label.
     """
     label = parse_label(text)
-    _require_settings(label.settings)
+    require_label(text)
     entry = label.entry
     # With the defaults, which are shown below.
     made = entry.make({})
@@ -165,13 +165,6 @@ def _print_label(text: str) -> None:
         say(f"Write options in the label: {label.name}({options[-1][0]}=VALUE)")
     if label.settings:
         settings(list(label.settings))
-
-
-def _require_settings(names: Iterable[str]) -> None:
-    fields = RunSettings.model_fields | CompareSettings.model_fields
-    for name in names:
-        if name not in fields:
-            raise unknown_name("setting", name, fields)
 
 
 def _about(part: object) -> str:
@@ -325,8 +318,10 @@ def settings(
 
     Example: deltafl settings local_lr
     """
-    _require_settings(names or ())
     fields = RunSettings.model_fields | CompareSettings.model_fields
+    for name in names or ():
+        if name not in fields:
+            raise unknown_name("setting", name, fields)
     run = RunSettings.model_json_schema()["properties"]
     compare = CompareSettings.model_json_schema()["properties"]
     chosen = names or list(fields)
