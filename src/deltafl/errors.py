@@ -243,3 +243,8 @@ def in_one_line(error: BaseException, path: Path | None = None) -> str:
         return sentence
     # The innermost line of the user's own file, not of a library that it calls.
     return f"{sentence} (line {lines[-1]})"
+
+
+def counted(count: object, what: str) -> str:
+    """A number of things, such as ``1 round`` and ``20 rounds``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -27,7 +27,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, runtime_checka
 import numpy as np
 import numpy.typing as npt
 
-from .errors import OWN_ERRORS, DeltaflError, is_in, printable, require_no_twins
+from .errors import OWN_ERRORS, DeltaflError, counted, is_in, printable, require_no_twins
 
 Rng = np.random.Generator
 AnyPath = str | os.PathLike[str]
@@ -211,7 +211,7 @@ class Population(NamedTuple):
 
     def __repr__(self) -> str:
         known = "" if self.aux_mq is None else f", {self.aux_mq.shape[1]} auxiliary variables"
-        return f"Population({self.num_clients} clients{known})"
+        return f"Population({counted(self.num_clients, 'client')}{known})"
 
     @property
     def num_clients(self) -> int:

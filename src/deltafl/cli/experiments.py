@@ -17,7 +17,7 @@ from ..analysis.numbers import Summary
 from ..analysis.summary import read_summary
 from ..analysis.table import comparison_table
 from ..analysis.verdict import bias_remark
-from ..errors import DeltaflError, log, printable
+from ..errors import DeltaflError, counted, log, printable
 from ..server.table import sized_by
 from ..simulation.callbacks.callback import OnRound, RoundDone
 from ..simulation.callbacks.tracking import TRACKERS, tracker
@@ -297,11 +297,11 @@ def _print_table(summary: Summary, folders: list[Path], written: Path) -> None:
         ]:
             _print_ending(record.parent, f"{record.parent.name} ")
     setting = summary.settings
-    clients = f"{setting['clients']} clients, " if "clients" in setting else ""
+    clients = f"{counted(setting['clients'], 'client')}, " if "clients" in setting else ""
     selected = f"{setting['sample']} selected per round"
     if (sizing := sized_by(setting)) is not None:
         selected = f"{setting['sample']} selected at first, then by {sizing}"
-    about = f"{clients}{selected}, {setting['rounds']} rounds"
+    about = f"{clients}{selected}, {counted(setting['rounds'], 'round')}"
     say("")
     say(f"Data: {summary.environment['data']}; {about}")
     beside = " and the pictures beside it" if any(written.glob("*.png")) else ""
@@ -384,7 +384,8 @@ def _print_run(settings: RunSettings, directory: RunDirectory) -> None:
     _print_refusals(folder)
     if "diverged" not in last:
         metrics = _metric_texts(last["test"], judges_of(directory))
-        say(f"after {last['round']} rounds: {', '.join(metrics)}; records: {folder}/rounds.jsonl")
+        after = f"after {counted(last['round'], 'round')}"
+        say(f"{after}: {', '.join(metrics)}; records: {folder}/rounds.jsonl")
         if "stopped" in last:
             why = printable(last["stopped"])
             say(f"stopped in round {last['round']} of {settings.rounds}: {why}; it does not go on")

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, counted
 from ..model.parts import ModelParts, Patterns
 from ..streams import stream
 from ..types import Array, BoolArray, FloatArray, IntArray, Judge, Population, Rng
@@ -77,7 +77,7 @@ class Task:
     trainable: Patterns = ()
 
     def __repr__(self) -> str:
-        return f"Task({self.name!r}: {self.num_clients} clients, {self.dataset.name})"
+        return f"Task({self.name!r}: {counted(self.num_clients, 'client')}, {self.dataset.name})"
 
     @property
     def num_clients(self) -> int:

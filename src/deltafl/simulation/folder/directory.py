@@ -36,7 +36,7 @@ import numpy as np
 import tomli_w
 from typing_extensions import TypedDict
 
-from ...errors import DeltaflError, printable
+from ...errors import DeltaflError, counted, printable
 from ...plan import RoundState
 from ...samplers.base import Sampler
 from ...scale.named_arrays import named_arrays
@@ -271,8 +271,8 @@ class RunDirectory:
             return None
         ended = last["suspect"]
         return (
-            f"has a suspect end after {last['round']} rounds: {ended['why']}; the last good state, "
-            f"of round {ended['kept']}, is kept, and the model as it ended beside it"
+            f"has a suspect end after {counted(last['round'], 'round')}: {ended['why']}; the last "
+            f"good state, of round {ended['kept']}, is kept, and the model as it ended beside it"
         )
 
     def is_finished(self, rounds: int) -> bool:
