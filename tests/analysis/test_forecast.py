@@ -191,6 +191,9 @@ def test_the_jackknife_of_two_seeds_by_hand() -> None:
     assert math.log(found.high / found.mean) == pytest.approx(12.7062, rel=1e-4)
     (alone,) = jackknife(np.array([3.0]), [])
     assert alone == (3.0, None, None)
+    # Numbers without a logarithm have no interval; others beside them have theirs.
+    both = jackknife(np.append(mean_1, 2.0), [np.array([1.0, 0.0]), np.array([math.e**2, 4.0])])
+    assert both == [found, (2.0, None, None)]
 
 
 def test_the_interval_of_unfinished_runs_holds_the_truth_in_19_of_20_plans() -> None:

@@ -341,18 +341,23 @@ def cost_ratio(plain: Curve, n_plain: int, best: Curve, n: int) -> Interval:
 
 def jackknife(found_x: FloatArray, without: Sequence[FloatArray]) -> list[Interval]:
     """Numbers > 0 made of all seeds, and ``without`` each of them, with intervals on the log scale,
-    exp(log x +- t_{S-1} se), where se^2 = (S - 1) / S sum_s (log x without s - their mean)^2.
+    exp(log x +- t_{S-1} se), where se^2 = (S - 1) / S sum_s (log x without s - their mean)^2; none
+    where one of them is 0 or not finite.
     """
     count = len(without)
     if count == 0:
         return [Interval(float(number)) for number in found_x]
-    # ``var`` divides by S already.
-    se_x = np.sqrt((count - 1) * np.log(without).var(axis=0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # ``var`` divides by S already.
+        se_x = np.sqrt((count - 1) * np.log(without).var(axis=0))
     factor_x = np.exp(t_quantile(count - 1) * se_x)
-    return [
-        Interval(float(number), float(number / factor), float(number * factor))
-        for number, factor in zip(found_x, factor_x, strict=True)
-    ]
+    found = []
+    for number, factor in zip(found_x.tolist(), factor_x.tolist(), strict=True):
+        if math.isfinite(factor):
+            found.append(Interval(number, number / factor, number * factor))
+        else:
+            found.append(Interval(number))
+    return found
 
 
 def _at_least(least: float, interval: Interval) -> Interval:

@@ -47,12 +47,14 @@ from .parallel.workers import Workers
 from .rest import bytes_sent, local_rows
 from .settings import RunSettings
 from .setup import data_of, engine_for, engine_of, filled_in, plan_of, population_of
+from .training.failures import never_exits
 from .training.route import keep_route, kept_route
 from .world import World
 
 _NO_TIME = {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0}
 
 
+@never_exits()
 def run_experiment(
     settings: RunSettings,
     engine: Engine,

@@ -3,6 +3,8 @@ library is none.
 """
 
 import re
+import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -207,3 +209,23 @@ def test_a_comparison_in_python_has_the_error_as_its_cause(tmp_path: Path) -> No
             out=tmp_path / "out",
         )
     assert isinstance(caught.value.__cause__, SystemExit)
+
+
+@dataclass(frozen=True)
+class Exits(deltafl.Sampler):
+    """Ends the program, as scripts do that were never meant to be called."""
+
+    code: int = 0
+
+    def open(self, state: Any, available_m: Any, n: int, rng: Any, oracle: Any = None) -> Any:
+        sys.exit(self.code)
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_sampler_that_exits_ends_a_comparison_in_a_sentence(code: int, tmp_path: Path) -> None:
+    with pytest.raises(
+        DeltaflError, match=rf"ended by sys\.exit\({code}\) \(test_failures.py line"
+    ):
+        deltafl.compare(
+            task_of(), [Exits(code)], seeds=1, rounds=1, progress=False, out=tmp_path / "out"
+        )

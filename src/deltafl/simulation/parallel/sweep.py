@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from ...errors import DeltaflError, is_in
+from ...errors import DeltaflError
 from ...scale.stretches import cores_allowed
 from ...store.lines import NOTHING, line_of, whole_lines
 from ...store.room import cores_of_quota
+from ...types import is_whole
 from ..callbacks.callback import OnRound, RoundDone, round_done
 from ..folder.checkpoint import CURE, read_checkpoint
 from ..folder.directory import locked
@@ -76,7 +76,7 @@ def count_processes(asked: Any, device: str | None) -> int:
     use; one alone on a GPU.
     """
     if asked is not None:
-        if not is_in(asked, "[1, inf)") or not isinstance(asked, Integral):
+        if not is_whole(asked) or asked < 1:
             raise DeltaflError(
                 f"processes is {asked!r:.60}; write a whole number from 1 on, or leave it out"
             )

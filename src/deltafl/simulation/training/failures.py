@@ -48,6 +48,18 @@ def located(where: str) -> Iterator[None]:
         raise DeltaflError(f"{where}: {in_one_line(error)}{_line(error)}") from error
 
 
+@contextmanager
+def never_exits() -> Iterator[None]:
+    """Turn a ``sys.exit`` of the user's code into a sentence: the exit code is ours."""
+    try:
+        yield
+    except SystemExit as error:
+        raise DeltaflError(
+            f"the run was ended by sys.exit({error.code!r}){_line(error)}; to end a run early let "
+            "a callback raise StopRun"
+        ) from error
+
+
 def _line(error: BaseException) -> str:
     """The innermost line of a file of the user's, in brackets; empty if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
