@@ -97,6 +97,22 @@ def test_what_cannot_be_a_batch_is_not_trained_in_bfloat16(
     assert (engine.route, trained.reports.num_steps_n.tolist()) == (Route(), [10, 6])
 
 
+class Scaled(nn.Linear):
+    """Makes a tensor of float32 in each pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flatten(1) * torch.ones(17))
+
+
+def test_what_does_not_run_in_bfloat16_is_refused_before_a_round() -> None:
+    task = task_of("mlp", make_model=lambda: Scaled(17, 5))
+    before = torch.default_generator.get_state()
+    with pytest.raises(DeltaflError, match=r"found BFloat16.*; write 'float32'"):
+        Engine(task, WORKS["epochs"], 0, how=Computation(precision="bfloat16"))
+    assert torch.equal(torch.default_generator.get_state(), before)
+    assert Engine(task, WORKS["epochs"], 0).route == Route()
+
+
 def test_batches_are_as_large_as_memory_allows() -> None:
     cpu = torch.device("cpu")
     task = task_of()
@@ -217,7 +233,7 @@ def test_a_batch_that_runs_on_a_cpu_alone_is_trained_client_by_client(
     task = task_of()
     how = Computation("cuda:0", precision)
     if precision == "bfloat16":
-        with pytest.raises(DeltaflError, match=r"a batch does not run on cuda:0 \(.*cudnn"):
+        with pytest.raises(DeltaflError, match=r"does not run on cuda:0 in bfloat16 \(.*cudnn"):
             choose_route(task.make_model(), task, WORKS["epochs"], how)
         return
     found = choose_route(task.make_model(), task, WORKS["epochs"], how)

@@ -102,9 +102,12 @@ def choose_route(
         try:
             if captures_steps(model, task, device, how.precision):
                 steps = "graph"
-        # Some layers, as LSTM cells, call other operations on a GPU than on a CPU.
-        except RuntimeError as error:
-            no_batch = f"a batch does not run on {device} ({in_one_line(error)[:100]})"
+        # Some layers, as LSTM cells, call other operations on a GPU than on a CPU, and some models
+        # make tensors of float32.
+        except OWN_ERRORS as error:
+            no_batch = (
+                f"a batch does not run on {device} in {how.precision} ({in_one_line(error)[:100]})"
+            )
     if no_batch is not None:
         if how.precision == "bfloat16":
             raise DeltaflError(
@@ -125,9 +128,11 @@ def captures_steps(
     device: torch.device,
     precision: str,
 ) -> bool:
-    """Whether a cohort's steps can be CUDA graphs; tried on one client."""
+    """Whether a cohort's steps can be CUDA graphs; tried on one client, also on a CPU, which has
+    none, for some models do not run in bfloat16.
+    """
     # Noise is drawn on the CPU.
-    if device.type == "cpu" or task.gradient_noise_m is not None:
+    if task.gradient_noise_m is not None:
         return False
     example = example_of(task)
     x = example.to(device)
@@ -141,7 +146,7 @@ def captures_steps(
         lambda _: (x, y),
         device,
         precision,
-        True,
+        graphs=device.type != "cpu",
     )
     job = LocalJob(np.zeros(1, np.int64), np.random.default_rng(0))
     with product_precision(device, precision):
