@@ -331,6 +331,27 @@ def test_what_draws_from_elsewhere_is_refused_before_anything_is_played() -> Non
         check_task(task_of("mlp", make_model=make), "own", 0)
 
 
+def test_a_model_that_remembers_in_its_class_is_refused() -> None:
+    """What one client's training leaves there the next one would find."""
+
+    class Counting(torch.nn.Linear):
+        passes = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                Counting.passes += 1
+            return super().forward(x.flatten(1)) / (Counting.passes or 1)
+
+    class Warming(Counting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output = super().forward(x)
+            return output if self.training else output * (Counting.passes or 1)
+
+    for kind in (Counting, Warming):
+        with pytest.raises(DeltaflError, match="remember nothing outside of the model"):
+            check_task(task_of("mlp", make_model=partial(kind, 17, CLASSES)), "own", 0)
+
+
 @pytest.mark.parametrize(
     "draw",
     [np.random.default_rng(0).random, partial(torch.rand, 1, generator=torch.Generator())],

@@ -85,19 +85,29 @@ def _smoke_test(task: Task, seed: int) -> None:
         check_ends(task, model)
         check_metrics(task, model, stream(seed, "model"))
         check_loss(task, (2, *model(x).shape[1:]))
-    losses = []
+    found = []
     for _ in range(2):
-        with seeded(stream(seed, "model")), torch.no_grad():
+        losses = []
+        with seeded(stream(seed, "model")):
             again = tried("make_model failed a second time", lambda: copied(task.make_model()))
-            output = tried("the model failed a second time", partial(again.eval(), x.clone()))
-            loss = partial(task.loss, output.clone(), y.clone())
-            losses.append(tried("the loss failed a second time", loss).item())
-    if not np.isclose(losses[0], losses[1], rtol=1e-6, atol=0, equal_nan=True):
-        raise DeltaflError(
-            f"one seed gives the losses {losses[0]:g} and {losses[1]:g} on the same two examples; "
-            "let make_model, the model and the loss draw from torch, numpy.random or random, which "
-            "are seeded, and remember nothing outside of the model"
-        )
+            spare_single_values(again)
+            # In training first: the outputs of an evaluation are used below.
+            for training in (True, False):
+                again.train(training)
+                with torch.set_grad_enabled(training):
+                    output = tried("the model failed a second time", partial(again, x.clone()))
+                    # A copy, as a loss may change it in place; in training it may be no tensor.
+                    given = output if training else output.clone()
+                    loss = partial(task.loss, given, y.clone())
+                    losses.append(tried("the loss failed a second time", loss).item())
+        found.append(losses)
+    for first, then in zip(*found, strict=True):
+        if not np.isclose(first, then, rtol=1e-6, atol=0, equal_nan=True):
+            raise DeltaflError(
+                f"one seed gives the losses {first:g} and {then:g} on the same two examples; let "
+                "make_model, the model and the loss draw from torch, numpy.random or random, which "
+                "are seeded, and remember nothing outside of the model"
+            )
     # Of one example, which some losses do not take, and of the same example twice.
     sums = []
     for rows in ([0], [0, 0]):
