@@ -261,3 +261,22 @@ def test_a_model_takes_the_place_of_no_file_of_a_run(
         to.touch()
         assert export_model(tmp_path / "run", to) == 3
         assert to.stat().st_size > 0
+
+
+def test_a_link_is_followed_but_to_no_file_of_a_run(
+    run: tuple[RunSettings, Path], tmp_path: Path
+) -> None:
+    """Such as one from the folder of a service to a disk for models."""
+    _, folder = run
+    disk = tmp_path / "disk.safetensors"
+    link = tmp_path / "latest.safetensors"
+    link.symlink_to(disk)
+    export_model(folder, link)
+    assert link.is_symlink() and disk.exists()
+    shutil.copytree(folder, tmp_path / "run")
+    link.unlink()
+    link.symlink_to(tmp_path / "run" / FILE)
+    before = link.read_bytes()
+    with pytest.raises(DeltaflError, match="a run keeps its own"):
+        export_model(folder, link)
+    assert link.read_bytes() == before

@@ -60,10 +60,11 @@ def export_model(folder: AnyPath, to: AnyPath, trust_code: bool = False) -> int:
     to = with_home(to)
     if to.suffix not in SUFFIXES:
         raise DeltaflError(f"cannot export to {to}: the file must end in {' or '.join(SUFFIXES)}")
-    if to.name in _OWN and (to.parent / "config.toml").exists():
+    real = to.resolve()
+    if real.name in _OWN and (real.parent / "config.toml").exists():
         raise DeltaflError(
-            f"cannot export to {to}: a run keeps its own {to.name} there; write another name, such "
-            "as model.safetensors"
+            f"cannot export to {to}: a run keeps its own {real.name} there; write another name, "
+            "such as model.safetensors"
         )
     # A comparison has several models, of which none is the one.
     runs = sorted(path.parent for path in folder.glob("**/runs/*/config.toml"))
@@ -120,7 +121,7 @@ def _write(to: Path, state: dict[str, Any]) -> None:
     if to.suffix == ".pt":
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        write_atomically(to, buffer.getvalue())
+        write_atomically(to, buffer.getvalue(), users=True)
         return
     types = {}
     for name, part in state.items():
@@ -136,4 +137,4 @@ def _write(to: Path, state: dict[str, Any]) -> None:
                 "here: write a file that ends in .pt"
             ) from None
     # A model is exported to be handed on: others may read it.
-    write_sealed(to, state, private=False, types=types)
+    write_sealed(to, state, private=False, users=True, types=types)
