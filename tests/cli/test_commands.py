@@ -17,9 +17,9 @@ from deltafl.cli.main import show_log
 from deltafl.errors import log
 from deltafl.estimators.table import ALL_ESTIMATORS
 from deltafl.samplers import SAMPLERS
+from deltafl.samplers.label import parse_label
 from deltafl.samplers.table import NEEDS
 from deltafl.simulation import CompareSettings, RunSettings, make_settings, run_comparison
-from deltafl.simulation.settings import require_label
 from deltafl.tasks.registry import known_tasks
 from tools.cli import deltafl, deltafl_here
 
@@ -495,7 +495,7 @@ def test_the_page_of_a_label_is_refused_as_its_run_is(label: str, tmp_path: Path
 @pytest.mark.parametrize("label", SAMPLERS)
 def test_a_run_takes_every_method_of_the_table(label: str) -> None:
     """Also those that need labels, losses or public examples, which a task may have."""
-    require_label(label)
+    catalogue.require_label(parse_label(label))
 
 
 def test_a_label_is_described_with_its_own_parts_and_settings(tmp_path: Path) -> None:

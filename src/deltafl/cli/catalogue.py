@@ -17,9 +17,11 @@ from ..designs.table import DESIGNS
 from ..errors import unknown_name
 from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import ALL_ESTIMATORS, find_estimator
+from ..plan import make_plan
+from ..samplers.base import RunFacts
 from ..samplers.label import Label, is_unbiased, make_sampler, needs_scores, parse_label
 from ..samplers.table import NEEDS, SAMPLERS
-from ..simulation.settings import TASK_DEFAULTS, CompareSettings, RunSettings, require_label
+from ..simulation.settings import TASK_DEFAULTS, CompareSettings, RunSettings, make_settings
 from ..tasks.files import check, fetch
 from ..tasks.metrics import METRICS
 from ..tasks.partitions import PARTITIONS
@@ -142,7 +144,7 @@ def _print_label(text: str) -> None:
     label.
     """
     label = parse_label(text)
-    require_label(text)
+    require_label(label)
     entry = label.entry
     # With the defaults, which are shown below.
     made = entry.make({})
@@ -165,6 +167,13 @@ def _print_label(text: str) -> None:
         say(f"Write options in the label: {label.name}({options[-1][0]}=VALUE)")
     if label.settings:
         settings(list(label.settings))
+
+
+def require_label(label: Label) -> None:
+    """Refuse a label that no run takes, whatever its task."""
+    given = make_settings(RunSettings, {"sampler": str(label)})
+    method = label._replace(settings={})  # they are among those of the run
+    make_plan(method, [1] * 20, n=10, facts=RunFacts(num_classes=10), parts=given.parts())
 
 
 def _about(part: object) -> str:

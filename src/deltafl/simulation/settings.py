@@ -6,8 +6,8 @@ value used. All mistakes end in one sentence (``DeltaflError``) before anything 
 """
 
 import os
-from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Container, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -28,7 +28,6 @@ from ..calls import Named
 from ..errors import DeltaflError, bounds_of, unknown_name
 from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
-from ..plan import make_plan
 from ..samplers.base import RunFacts, Sampler
 from ..samplers.label import (
     make_sampler,
@@ -643,24 +642,8 @@ def make_settings(
             )
     if values.get("metric") is not None:
         values["metric"] = as_recorded(values["metric"])
-    with _one_sentence():
-        return kind.model_validate(values).resolve()
-
-
-def require_label(text: str) -> None:
-    """Refuse a label that no run takes, whatever its task."""
-    own = own_settings(text, OF_A_RUN)
-    with _one_sentence():
-        settings = RunSettings.model_validate(own)
-    method = parse_label(text)._replace(settings={})
-    make_plan(method, [1] * 20, n=10, facts=RunFacts(num_classes=10), parts=settings.parts())
-
-
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    """What pydantic finds wrong, as a ``DeltaflError`` of the first."""
     try:
-        yield
+        return kind.model_validate(values).resolve()
     except ValidationError as error:
         raise DeltaflError(sentence(error.errors()[0])) from None
 
