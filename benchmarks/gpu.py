@@ -44,13 +44,8 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.parallel.workers import Workers
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training import batched
-from deltafl.simulation.training.route import (
-    Route,
-    captures_steps,
-    device_name,
-    find_device,
-    product_precision,
-)
+from deltafl.simulation.training.devices import device_name, find_device, product_precision
+from deltafl.simulation.training.route import Route, captures_steps
 from deltafl.simulation.training.serial import LocalWork, minibatches, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import find_task, make_task

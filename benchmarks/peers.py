@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from deltafl.simulation import environment
-from deltafl.simulation.training.route import device_name, find_device
+from deltafl.simulation.training.devices import device_name, find_device
 from deltafl.streams import stream
 from deltafl.tasks import make_task
 from jobs.work import CLASSES, KINDS, TOKENS

@@ -243,8 +243,8 @@ def test_a_loss_that_is_no_mean_needs_no_pass_of_all_examples(
     weighted = nn.CrossEntropyLoss(torch.tensor([1.0, 9.0, 3.0]))
     task = make_task(softmax_net, loss=weighted)
     whole = Engine(task, WORK, 0)
-    monkeypatch.setattr("deltafl.simulation.training.route._EVALUATION_BATCH", 7)
-    monkeypatch.setattr("deltafl.simulation.training.route._DEVICE_NUMBERS", 0)
+    monkeypatch.setattr("deltafl.simulation.training.passes._EXAMPLES", 7)
+    monkeypatch.setattr("deltafl.simulation.training.passes._LAYER_NUMBERS", 0)
     parts = Engine(task, WORK, 0)
     passes = list[int]()
 

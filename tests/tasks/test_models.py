@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deltafl.errors import DeltaflError, MissingExtraError
-from deltafl.simulation.training.route import incompatibility
+from deltafl.simulation.training.compatibility import incompatibility
 from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.tasks import (
     celeba_cnn,

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.training.route import Route, vectorized_incompatibility
+from deltafl.simulation.training.compatibility import vectorized_incompatibility
+from deltafl.simulation.training.route import Route
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import Dataset, Task, check_task, cross_entropy
 

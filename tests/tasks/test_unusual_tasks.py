@@ -22,7 +22,8 @@ from batch_tools import CLASSES, SIZES, WORKS, four_layers, task_of, twin_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.parallel.workers import one_thread
-from deltafl.simulation.training.route import Route, vectorized_incompatibility
+from deltafl.simulation.training.compatibility import vectorized_incompatibility
+from deltafl.simulation.training.route import Route
 from deltafl.tasks import Task, check_task, cross_entropy, mlp, next_token_lstm, squared_error
 
 

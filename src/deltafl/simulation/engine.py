@@ -209,7 +209,7 @@ class Engine:
         tests = self._tests(num_examples, rest)
         jobs = [([test], look) for test in tests]
         # Such a loss is taken once over all outputs, whatever arrays they were made with.
-        if not self._form.is_mean:
+        if not self._form.passes.is_mean:
             jobs = [(tests, look)]
         found = self.workers.map(
             self._recipe,
@@ -219,7 +219,7 @@ class Engine:
             # Batches of equal length, but for the last.
             [1.0] * len(jobs),
         )
-        weight = self._form.weight(self._recipe.tensors[-1])
+        weight = self._form.passes.weight(self._recipe.tensors[-1])
         loss = float(np.array([loss for loss, _ in found]).sum()) / weight
         if look is None:
             return Judged(self.task, loss)
@@ -235,7 +235,7 @@ class Engine:
 
     def _tests(self, num_examples: int, rest: Any) -> list[tuple[slice | IntArray, Arrays]]:
         """The batches of test examples, and with which arrays beside the vector each is judged."""
-        size = self._form.evaluation_batch
+        size = self._form.passes.size
         common = self.beside.of_everyone(rest, self._weight_m)
         owner_e = self.task.test_clients
         if owner_e is None or not self.beside.has_local:

@@ -19,10 +19,11 @@ from ..tasks.metrics import Look
 from ..types import Array, IntArray, Params, Rng
 from .training import Tensor, torch
 from .training.batched import BatchedTrainer
+from .training.devices import product_precision
 from .training.dropout import with_masks
 from .training.failures import located, own_code
 from .training.fast import FastTrainer, choose_forward, keep_freed_memory
-from .training.route import Form, Route, product_precision
+from .training.route import Form, Route
 from .training.serial import LocalJob, LocalResult, LocalWork, losses_of, train_serial
 from .training.tensors import ModelTensors, remembers
 
@@ -184,15 +185,15 @@ class ClientRunner:
     def loss(self, params_d: Params, client: int, rest: Arrays) -> float:
         """Mean loss of the model on the client's data."""
         x, y = self._examples(self._rows(client))
-        size = self._form.evaluation_batch
+        size = self._form.passes.size
         parts = [(part, rest) for part in torch.split(x, size)]
         with located(f"the loss of the model on the data of client {client} failed"):
-            if not self._form.is_mean:
-                return self._score(params_d, parts, y)[0] / self._form.weight(y)
+            if not self._form.passes.is_mean:
+                return self._score(params_d, parts, y)[0] / self._form.passes.weight(y)
             total = 0.0
             for part, y_batch in zip(parts, torch.split(y, size), strict=True):
                 total += self._score(params_d, [part], y_batch)[0]
-        return total / self._form.weight(y)
+        return total / self._form.passes.weight(y)
 
     def test(
         self,
@@ -200,7 +201,7 @@ class ClientRunner:
         tests: Sequence[tuple[slice | IntArray, Arrays]],
         look: Look | None,
     ) -> tuple[float, Array | None]:
-        """Sum of the losses of a batch of test examples, by ``Form.weight``, and what ``look``
+        """Sum of the losses of a batch of test examples, by ``Passes.weight``, and what ``look``
         makes of its outputs and targets. The batch comes in parts, each with the arrays beside the
         vector.
         """
@@ -224,7 +225,7 @@ class ClientRunner:
         batch: Sequence[tuple[Tensor, Arrays]],
         y: Tensor,
     ) -> tuple[float, Tensor]:
-        """The loss times ``Form.weight``, and the outputs."""
+        """The loss times ``Passes.weight``, and the outputs."""
         # A copy, of which the model's parameters become views.
         self._tensors.load(torch.tensor(params_d, device=self._device))
         rng = stream(self._seed, "dropout")
@@ -240,7 +241,7 @@ class ClientRunner:
                     found.append(self._forward(x))
             output = together(found)
             # A mean over the batch; batches may differ in length, so that sums are added.
-            weight = self._form.weight(y)
+            weight = self._form.passes.weight(y)
             with own_code():
                 loss = self._task.loss(output, y).item() * weight
         # Of padding alone it is NaN, which would stay in the sum.

@@ -10,13 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.training.route import (
-    Computation,
-    Route,
-    attention_numbers,
-    vectorized_incompatibility,
-)
+from deltafl.simulation.training.compatibility import vectorized_incompatibility
+from deltafl.simulation.training.route import Computation, Route
 from deltafl.simulation.training.serial import LocalWork
+from deltafl.simulation.training.sizes import attention_numbers
 from deltafl.tasks import Dataset, Task, cross_entropy, mlp
 
 TOKENS = 11

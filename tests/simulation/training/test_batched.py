@@ -28,7 +28,7 @@ from batch_tools import (
 )
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.training.batched import BatchedTrainer
-from deltafl.simulation.training.route import Computation, Route, padded_width
+from deltafl.simulation.training.route import Computation, Route
 from deltafl.simulation.training.serial import (
     LocalJob,
     LocalResult,
@@ -36,6 +36,7 @@ from deltafl.simulation.training.serial import (
     losses_of,
     train_serial,
 )
+from deltafl.simulation.training.sizes import padded_width
 from deltafl.streams import stream
 from deltafl.tasks import crop_and_flip
 from deltafl.tasks.losses import cross_entropy, squared_error

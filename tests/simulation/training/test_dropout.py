@@ -10,13 +10,9 @@ from torch import nn
 from batch_tools import CLASSES, DEVICES, SIZES, PlayedCapture, results_of, task_of
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training import batched
+from deltafl.simulation.training.compatibility import vectorized_incompatibility
 from deltafl.simulation.training.dropout import Masks, masked_layers, with_masks
-from deltafl.simulation.training.route import (
-    Computation,
-    Route,
-    choose_route,
-    vectorized_incompatibility,
-)
+from deltafl.simulation.training.route import Computation, Route, choose_route
 from deltafl.simulation.training.serial import LocalWork, minibatches
 from deltafl.streams import stream
 from deltafl.tasks.base import Task

@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 
 from batch_tools import assert_near, drift_of, noise_of
 from deltafl.model.vectors import flatten
+from deltafl.simulation.training.compatibility import incompatibility
 from deltafl.simulation.training.fast import FastTrainer, choose_forward
-from deltafl.simulation.training.route import incompatibility
 from deltafl.simulation.training.serial import (
     LocalResult,
     LocalWork,

@@ -26,13 +26,9 @@ from batch_tools import (
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.training import batched
+from deltafl.simulation.training.devices import product_precision
 from deltafl.simulation.training.graphs import MOST_GRAPHS, WARM_UPS, CapturedStep, Replay
-from deltafl.simulation.training.route import (
-    Computation,
-    Route,
-    captures_steps,
-    product_precision,
-)
+from deltafl.simulation.training.route import Computation, Route, captures_steps
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import crop_and_flip
 from deltafl.types import Params

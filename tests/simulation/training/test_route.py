@@ -17,20 +17,19 @@ from torch.nn import functional
 from batch_tools import CLASSES, MODELS, WORKS, task_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.training.compatibility import vectorized_incompatibility
+from deltafl.simulation.training.devices import find_device
 from deltafl.simulation.training.route import (
     Computation,
     Route,
     choose_route,
-    cohort_size,
     dense_cohort_size,
-    find_device,
     form_of,
     keep_route,
     kept_route,
-    numbers_per_example,
-    vectorized_incompatibility,
 )
 from deltafl.simulation.training.serial import LocalWork
+from deltafl.simulation.training.sizes import cohort_size, numbers_per_example
 from deltafl.tasks import Dataset, Task
 from deltafl.tasks.losses import Loss, binary_cross_entropy
 from deltafl.tasks.models import mlp, softmax_regression
@@ -191,7 +190,7 @@ def test_the_table_of_how_a_task_is_trained(
     form = form_of(task.make_model(), task, WORKS["epochs"], route)
     assert (form.path, form.width) == (path, width)
     assert (form.group_size > 1) == (path == "batched")
-    assert form.evaluation_batch >= 500
+    assert form.passes.size >= 500
 
 
 def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
@@ -349,7 +348,7 @@ def test_a_loss_that_is_no_mean_is_known_whatever_a_new_model_answers(
     x = np.random.default_rng(0).normal(size=(900, 3)).astype(np.float32)
     task = Task("t", Dataset("d", x[:300], y[:300], x, y, 2), [np.arange(300)], make, loss)
     form = form_of(make(), task, LocalWork(lr=0.1, epochs=1), Route())
-    assert form.is_mean == is_mean
+    assert form.passes.is_mean == is_mean
 
 
 @pytest.mark.parametrize("path", ["loop", "batched"])
@@ -361,7 +360,7 @@ def test_labels_that_are_ignored_by_default_are_seen_wherever_they_are(path: str
     make = partial(nn.Sequential, nn.Linear(3, 2))
     task = Task("t", data, [np.arange(300)], make, functional.cross_entropy, metric="loss")
     form = form_of(make(), task, LocalWork(lr=0.1, epochs=1), Route(path=path))
-    assert not form.is_mean
+    assert not form.passes.is_mean
 
 
 @pytest.mark.parametrize("loss", [nn.BCELoss(), nn.BCEWithLogitsLoss(), binary_cross_entropy])
@@ -371,7 +370,7 @@ def test_the_loss_of_several_labels_is_a_mean(loss: Loss) -> None:
     y = np.eye(4, dtype=np.float32)[np.arange(90) % 4]
     task = Task("t", Dataset("d", x, y, x, y, 4), [np.arange(90)], make, loss)
     form = form_of(make(), task, LocalWork(lr=0.1, epochs=1), Route())
-    assert form.is_mean
+    assert form.passes.is_mean
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int64])
@@ -387,7 +386,7 @@ def test_a_loss_that_leaves_out_a_rare_number_is_no_mean(kind: type, columns: in
     for is_mean in (True, False):
         task = Task("t", Dataset("d", x, y, x, y, 0), [np.arange(300)], nn.Identity, loss)
         form = form_of(nn.Linear(3, columns), task, *route)
-        assert form.is_mean == is_mean
+        assert form.passes.is_mean == is_mean
         y = y.copy()
         y[777] = -(2**30)
 
@@ -422,11 +421,11 @@ def test_padded_texts_are_judged_in_parts(
     rows = [np.arange(60)[k::3] for k in range(3)]
     task = Task("t", Dataset("d", x[:60], y[:60], x[60:], y[60:], 4), rows, make, loss)
     # Of 24 numbers an example: 7 at once.
-    monkeypatch.setattr("deltafl.simulation.training.route._OUTPUT_NUMBERS", 7 * 24)
+    monkeypatch.setattr("deltafl.simulation.training.passes._OUTPUT_NUMBERS", 7 * 24)
     engine = Engine(task, LocalWork(lr=0.1, epochs=1), 0)
     form = form_of(make(), task, LocalWork(lr=0.1, epochs=1), Route())
-    assert (form.is_mean, form.ignored) == (ignored is not None, ignored or ())
-    assert form.evaluation_batch == 7
+    assert form.passes[1:] == (ignored is not None, ignored or ())
+    assert form.passes.size == 7
     params_d = engine.initial_params()
     model = make()
     nn.utils.vector_to_parameters(torch.tensor(params_d), model.parameters())

@@ -17,16 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from deltafl.errors import DeltaflError
 from deltafl.model.parts import split
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.training.compatibility import incompatibility, vectorized_incompatibility
 from deltafl.simulation.training.dense import DenseChain
 from deltafl.simulation.training.fast import choose_forward
-from deltafl.simulation.training.route import (
-    Computation,
-    Route,
-    incompatibility,
-    numbers_per_example,
-    vectorized_incompatibility,
-)
+from deltafl.simulation.training.route import Computation, Route
 from deltafl.simulation.training.serial import LocalWork, minibatches
+from deltafl.simulation.training.sizes import numbers_per_example
 from deltafl.streams import stream
 from deltafl.tasks import Dataset, Task, check_task, cross_entropy, squared_error
 

@@ -244,7 +244,7 @@ def rounds_played(path: Path) -> int:
 
 def require_devices(names: Iterable[str]) -> None:
     """Refuse devices that this machine or this PyTorch does not have."""
-    from ..training.route import find_device
+    from ..training.devices import find_device
 
     for name in dict.fromkeys(names):
         find_device(name)

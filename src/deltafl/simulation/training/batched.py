@@ -4,7 +4,7 @@ One small model is too little work for torch's calls. Here parameters are (n, D)
 ...).
 
 - On a CPU, dense models have the same bits in any cohort: minibatches are padded with examples of
-  weight 0 to one width for all clients of the task (``route.padded_width``), and parameters start
+  weight 0 to one width for all clients of the task (``sizes.padded_width``), and parameters start
   at multiples of 64 bytes, so that vector instructions divide every client's numbers alike. Torch
   must run with one thread.
 - Elsewhere last bits depend on the cohort, because libraries choose algorithms by shape; a cohort
@@ -70,7 +70,7 @@ class _Captured(NamedTuple):
 
 
 class BatchedTrainer:
-    """Trains cohorts of models for which ``route.vectorized_incompatibility`` is None.
+    """Trains cohorts of models for which ``vectorized_incompatibility`` is None.
 
     With ``precision = "bfloat16"``, forward and backward passes are in it; parameters, losses and
     sums stay float32. With ``graphs``, steps are captured, which noise on gradients rules out.

@@ -98,8 +98,8 @@ class Descent(NamedTuple):
 
 
 class FastTrainer:
-    """Trains one client after another, models for which ``route.incompatibility`` is None; frozen
-    parameters stay as the model has them.
+    """Trains one client after another, models for which ``incompatibility`` is None
+    (``compatibility.py``); frozen parameters stay as the model has them.
     """
 
     def __init__(
