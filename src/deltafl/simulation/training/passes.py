@@ -1,4 +1,4 @@
-"""In which passes test examples are judged, and what the loss of a pass counts among those of all."""
+"""In which passes examples are judged, and what the loss of a pass counts in that of all."""
 
 from typing import NamedTuple
 
@@ -52,7 +52,9 @@ def passes_of(model: nn.Module, task: Task, device: torch.device) -> Passes:
 
 
 def _without_single(size: int, model: nn.Module, task: Task) -> int:
-    """The number of examples in a pass, or the next lower one that leaves no last example alone, where the model does not take it: such as one that normalises by the batch."""
+    """The number of examples in a pass, or the next lower one that leaves no last example alone,
+    where the model does not take it: such as one that normalises by the batch.
+    """
     counts = {len(task.dataset.test_x), *map(len, task.client_rows)}
     if all(count % size != 1 for count in counts):
         return size
