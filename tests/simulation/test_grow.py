@@ -16,9 +16,9 @@ from deltafl.simulation.comparisons.comparison import joined
 from deltafl.simulation.comparisons.pilot import PlanSettings
 from deltafl.simulation.comparisons.tune import TuneSettings
 from deltafl.simulation.folder import continuing
-from deltafl.simulation.folder.continuing import continued
+from deltafl.simulation.folder.continuing import continued, grown
 from deltafl.simulation.folder.directory import RunDirectory
-from deltafl.simulation.settings import CompareSettings, RunSettings, grown, make_settings
+from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from tools.cli import deltafl_here
 from tools.simulation import TINY, StopError, lines_of, quiet, reseal, run
 

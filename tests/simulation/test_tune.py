@@ -30,8 +30,8 @@ from deltafl.simulation import (
     tune_rates,
 )
 from deltafl.simulation.comparisons.tune import Tuned, last_comparison
+from deltafl.simulation.folder.continuing import grown
 from deltafl.simulation.folder.directory import RunDirectory
-from deltafl.simulation.settings import grown
 from deltafl.simulation.view.live import picture
 from tools.cli import deltafl_here
 

@@ -16,13 +16,13 @@ from typer.core import TyperCommand
 
 from ..errors import DeltaflError, log, near_names
 from ..server.table import IN_TEXT, ROW_OF
+from ..simulation.folder.continuing import grown
 from ..simulation.folder.directory import RunDirectory, began_by, new_folder, recorded_settings
 from ..simulation.folder.own_code import where_it_began
 from ..simulation.settings import (
     TASK_DEFAULTS,
     UNION,
     AnySettings,
-    grown,
     make_settings,
     refuse_ignored,
 )

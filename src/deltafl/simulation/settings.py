@@ -42,7 +42,7 @@ from ..server.optimizers import Momentum
 from ..server.part import ServerPart
 from ..server.size import AUTO, USUAL_ERROR, RelativeError
 from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts, sized_by
-from ..store.own_python import OwnCodeError, split_name
+from ..store.own_python import OwnCodeError
 from ..store.values import read_toml, sentence
 from ..tasks.base import Task
 from ..tasks.metrics import AnyMetric, Metric, metric_of, metrics_of
@@ -733,41 +733,3 @@ def differing(before: AnySettings, now: AnySettings) -> list[tuple[str, Any, Any
     if "sampler" in new:
         old["sampler"] = spelled_among([new["sampler"]])(old["sampler"])
     return [(key, old[key], new[key]) for key in new if old[key] != new[key]]
-
-
-def _spelled_as_before(before: Settings, now: Settings) -> dict[str, str]:
-    """The names of files that name what they named before, and are spelled otherwise: as they were
-    spelled.
-    """
-    names = ((key, old, new) for (key, old), (_, new) in zip(before, now, strict=True))
-    return {key: old for key, old, new in names if _place(old) == _place(new) is not None}
-
-
-def _place(name: Any) -> tuple[Path, str] | None:
-    """File and function, if this is the name of a file of the user's own."""
-    if not isinstance(name, str) or isinstance(name, Named) or not is_own(name):
-        return None
-    file, function = split_name(name)
-    return file.resolve(), function
-
-
-def grown(before: AnySettings, now: AnySettings) -> AnySettings:
-    """The settings of what began with ``before`` and goes on with ``now``: samplers and seeds of
-    both, more rounds.
-
-    Other settings that change results, fewer rounds, and more that differ from those played at once
-    are refused.
-    """
-    now = now.model_copy(update=_spelled_as_before(before, now) | now.spelled_as(before))
-    for key, old, new in differing(before, now):
-        if key != "rounds" or new < old:
-            raise DeltaflError(
-                f"the run was started with {key} = {old}, not {new}; leave the option out, or "
-                "choose another --out"
-            )
-        if old % now.evaluate_every:
-            raise DeltaflError(
-                f"the run ended with an evaluation after {old} rounds, not one of every "
-                f"{now.evaluate_every}: to play {new} rounds, choose another --out"
-            )
-    return now.with_those_of(before)

@@ -31,6 +31,7 @@ from ...store.own_python import OwnCodeError, only
 from ...tasks.metrics import metric_of
 from ...tasks.own import OWN_DEFAULTS, is_own, is_table, short_name
 from ...types import AnyPath, Json
+from ..folder.continuing import grown
 from ..folder.directory import COMPARED, RunDirectory, began_by, recorded_settings
 from ..folder.own_code import require_one_code, require_same_model
 from ..folder.provenance import environment
@@ -42,7 +43,6 @@ from ..settings import (
     CompareSettings,
     RunSettings,
     differing,
-    grown,
 )
 
 #: Columns that are left out together where no run has the last of them.

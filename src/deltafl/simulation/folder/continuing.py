@@ -4,12 +4,15 @@ rounds.
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from ...calls import Named
 from ...errors import DeltaflError
 from ...samplers.label import file_name, spelled
-from ...store.own_python import files_named, only
+from ...store.own_python import files_named, only, split_name
+from ...tasks.own import is_own
 from ...types import Json
-from ..settings import AnySettings, Settings, grown, make_settings
+from ..settings import AnySettings, Settings, differing, make_settings
 from .directory import recorded_settings, write_header, write_settings
 from .own_code import Code, note_code, require_objects, require_same_code, with_objects
 
@@ -85,3 +88,41 @@ def note_settings(
     elif before != settings:
         write_settings(out, settings)
         note_code(out, code)
+
+
+def _spelled_as_before(before: Settings, now: Settings) -> dict[str, str]:
+    """The names of files that name what they named before, and are spelled otherwise: as they were
+    spelled.
+    """
+    names = ((key, old, new) for (key, old), (_, new) in zip(before, now, strict=True))
+    return {key: old for key, old, new in names if _place(old) == _place(new) is not None}
+
+
+def _place(name: Any) -> tuple[Path, str] | None:
+    """File and function, if this is the name of a file of the user's own."""
+    if not isinstance(name, str) or isinstance(name, Named) or not is_own(name):
+        return None
+    file, function = split_name(name)
+    return file.resolve(), function
+
+
+def grown(before: AnySettings, now: AnySettings) -> AnySettings:
+    """The settings of what began with ``before`` and goes on with ``now``: samplers and seeds of
+    both, more rounds.
+
+    Other settings that change results, fewer rounds, and more that differ from those played at once
+    are refused.
+    """
+    now = now.model_copy(update=_spelled_as_before(before, now) | now.spelled_as(before))
+    for key, old, new in differing(before, now):
+        if key != "rounds" or new < old:
+            raise DeltaflError(
+                f"the run was started with {key} = {old}, not {new}; leave the option out, or "
+                "choose another --out"
+            )
+        if old % now.evaluate_every:
+            raise DeltaflError(
+                f"the run ended with an evaluation after {old} rounds, not one of every "
+                f"{now.evaluate_every}: to play {new} rounds, choose another --out"
+            )
+    return now.with_those_of(before)
