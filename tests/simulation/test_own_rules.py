@@ -21,7 +21,7 @@ from deltafl.simulation import (
     make_settings,
     run_single,
 )
-from deltafl.simulation.folder.record import note_clients, noted_clients
+from deltafl.simulation.folder.clients import note_clients, noted_clients
 from tools.simulation import TINY, StopError, lines_of, quiet, stop_after
 
 Lines = Sequence[dict[str, Any]]

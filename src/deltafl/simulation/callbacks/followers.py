@@ -13,8 +13,8 @@ from ...store import checked
 from ...tasks.base import Task
 from ...types import Json, RoundInfo
 from ..folder.checkpoint import CURE
+from ..folder.clients import note_clients
 from ..folder.directory import DivergedError, StopRun
-from ..folder.record import note_clients
 from .callback import Callback, LiveRun, PlayedRound
 from .divergence import likely_cause
 

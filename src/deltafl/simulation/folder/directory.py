@@ -60,6 +60,7 @@ from .checkpoint import (
     checkpoint_arrays,
     read_checkpoint,
 )
+from .clients import CLIENTS
 from .lines import KINDS, Count, RoundLine
 from .own_code import Code, objects_of, require_same_model
 from .provenance import environment, noted
@@ -67,7 +68,6 @@ from .provenance import environment, noted
 LINE_FILES = tuple(KINDS)
 #: Files that stay as they are when the run has begun.
 CENSUS = "census.safetensors"
-CLIENTS = "clients.json"
 _FIXED = ("environment.json", "engine.json", CENSUS)
 SUSPECT = "suspect.safetensors"
 #: Which command began what a folder holds, by the first of these that is among its settings: a

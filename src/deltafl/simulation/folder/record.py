@@ -19,7 +19,6 @@ from typing import Annotated, Any, NamedTuple, Self
 import numpy as np
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     PlainSerializer,
     model_validator,
@@ -30,7 +29,7 @@ from ...analysis.runs import PICTURES, Fairness, Run
 from ...analysis.statistics import fairness_of
 from ...errors import DeltaflError
 from ...samplers.label import file_name
-from ...store import checked, plain_json, read_json, write_atomically
+from ...store import checked, write_atomically
 from ...store.files import below, make_folder, read_text
 from ...store.values import parsed
 from ...tasks.base import Task
@@ -38,8 +37,9 @@ from ...tasks.metrics import METRICS, Metric
 from ...types import FloatArray, IntArray, Json, Judge, judge_of
 from ..settings import FREE_ON_RESUME, RunSettings, differing
 from .checkpoint import CURE
-from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_settings
-from .lines import Count, Round, Size, refused
+from .clients import CLIENTS, Column, NotedClients, finer, noted_clients
+from .directory import LINE_FILES, RunDirectory, locked, recorded_settings
+from .lines import Count, Round, refused
 
 UNFINISHED = "unfinished"
 #: What a record's file has after its last entry; a packed record has none.
@@ -81,8 +81,6 @@ OF_SUMMARY = {
 #: Those of ``Comparison.runs``, after the sampler and the seed.
 OF_RUNS = ("round", "accuracy", "loss", "seconds", "bytes", "clock")
 
-#: A column of numbers; null where one does not exist.
-Column = Annotated[list[float | None], BeforeValidator(plain_json)]
 #: The same, written with as many digits as are looked at.
 Rounded = Annotated[Column, PlainSerializer(lambda column: _rounded(column, 6))]
 Probed = Annotated[Column, PlainSerializer(lambda column: _rounded(column, 5))]
@@ -176,36 +174,6 @@ class RunRecord(BaseModel):
         return Run(**same)
 
 
-def note_clients(
-    folder: Path,
-    num_examples_m: IntArray,
-    round: int,
-    metric: str,
-    value_m: FloatArray | None,
-    since: int,
-    names: Sequence[str],
-    strata: Sequence[str],
-) -> None:
-    """Write each client's size, perhaps its name and stratum, and perhaps its metric after this
-    round beside those noted from ``since`` on.
-
-    It is written before the round becomes a checkpoint, so that a round which is played again is
-    noted again.
-    """
-    known: Json = {"num_examples": num_examples_m.tolist()}
-    if len(names):
-        known["names"] = [*names]
-    if len(strata):
-        known["strata"] = [*map(str, strata)]
-    if value_m is not None:
-        # Later rounds than this one are those that are played again.
-        rows = {at: row for at, row in noted_clients(folder).rows.items() if since <= at < round}
-        pairs = zip(value_m.tolist(), np.round(value_m, 4).tolist(), strict=True)
-        rows[round] = plain_json([_finer(metric, *pair) for pair in pairs])
-        known |= {"rounds": [*rows], metric: [*rows.values()]}
-    write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
-
-
 def first_judge(lines: Sequence[Json]) -> Judge:
     """The metric that counts, as the first line says."""
     first: Json = lines[0] if lines else {}
@@ -218,49 +186,6 @@ def first_judge(lines: Sequence[Json]) -> Judge:
 def judges_of(directory: RunDirectory) -> list[Judge]:
     """How the metrics of a run are read, as its first line says; of accuracy or loss alone none."""
     return list(next(directory.lines("rounds.jsonl"), {}).get("metrics", ()))
-
-
-def _writable(name: Any) -> Any:
-    # Names of files that are no text reach Python with surrogates, which no table holds.
-    return name.encode(errors="backslashreplace").decode() if isinstance(name, str) else name
-
-
-#: A name that any file can hold.
-Text = Annotated[str, BeforeValidator(_writable)]
-
-
-class NotedClients(BaseModel):
-    """What ``note_clients`` writes; the metric's values have its name."""
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, list[Column]]
-
-    num_examples: list[Size] = []
-    names: list[Text] = []  #: none where clients are numbers
-    strata: list[Text] = []  #: none where there are none
-    rounds: list[Round] = []
-
-    @property
-    def rows(self) -> dict[int, Column]:
-        """The values of the metric by round."""
-        (values,) = self.__pydantic_extra__.values() or [[]]
-        return dict(zip(self.rounds, values, strict=True))
-
-    @model_validator(mode="after")
-    def _fit(self) -> Self:
-        m = len(self.num_examples)
-        texts = (self.names, self.strata)
-        if len(self.__pydantic_extra__) > 1 or any(len(text) not in (0, m) for text in texts):
-            raise ValueError("it must have a name and a stratum for each client, and one metric")
-        if any(len(row) != m for row in self.rows.values()):
-            raise ValueError("it must have a value for each round and client")
-        return self
-
-
-def noted_clients(folder: Path) -> NotedClients:
-    """What is noted of the clients; nothing of a run that has not come so far."""
-    file = folder / CLIENTS
-    return checked(NotedClients, read_json(file) if file.exists() else {}, str(file), CURE)
 
 
 def require_own_columns(metrics: Iterable[Metric]) -> None:
@@ -510,23 +435,13 @@ def record_line(record: RunRecord) -> str:
     """A record as one line of JSON, its numbers rounded to what is looked at."""
     fields = record.model_dump(mode="json")
     fields["fairness"] = record.fairness and {
-        name: _finer(record.metric, number, round(number, 4)) for name, number in record.fairness
+        name: finer(record.metric, number, round(number, 4)) for name, number in record.fairness
     }
     if not record.judges:
         del fields["judges"], fields["others"]
     if not record.cost:
         del fields["cost"]
     return json.dumps(fields, separators=(",", ":")) + "\n"
-
-
-def _finer(metric: str, value: float, rounded: float) -> float:
-    """A value per client as it is written: rounded to four decimals, or to four digits where those
-    are finer.
-    """
-    # An accuracy has four decimals, as in all records so far; an error may be of any size.
-    if metric == "accuracy" or not abs(value) < 1:
-        return rounded
-    return float(f"{value:.4g}")
 
 
 def _rounded(column: list[float | None], digits: int) -> list[float | None]:

@@ -18,8 +18,8 @@ from ...store.sealed import read_sealed
 from ...store.values import checked
 from ...types import Array, Json
 from ..folder.checkpoint import FILE
+from ..folder.clients import noted_clients
 from ..folder.lines import Count, Number, RoundLine
-from ..folder.record import noted_clients
 from .foreseen import Foreseen
 
 #: Of a saved state: how often each client was selected, replied and was not there.
