@@ -98,8 +98,7 @@ def _look(
         time.sleep(_AGAIN)
         shown = picture(place, foreseen)
     if html is not None:
-        now = page(shown._replace(is_over=shown.is_over or once), every)
-        write_atomically(html, now, users=True)
+        write_atomically(html, page(shown._replace(is_over=shown.is_over or once), every))
     return shown
 
 

@@ -226,7 +226,7 @@ class Comparison:
 
 def _saved(text: str, path: AnyPath | None) -> str:
     if path is not None:
-        write_atomically(with_home(path), text, users=True)
+        write_atomically(with_home(path), text)
     return text
 
 
