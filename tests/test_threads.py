@@ -3,6 +3,8 @@ where it has one.
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from conftest import make_problem, play, same_tree
 from deltafl import ESTIMATORS, SAMPLERS, Census, Population, RoundState, init_round, make_plan
+from deltafl.simulation.census import Asked
 
 #: More than 10,000 parameters, of which OpenBLAS gives each product to all threads.
 PROBLEMS = [
@@ -20,6 +23,11 @@ LABELS = [
     *(f"uniform@@{name}" for name in ESTIMATORS),
     "innovation+clip=median",
     "uniform+norm_guard=1.1",
+    "uniform+relative_error=0.5",
+    "uniform+average=0.5+server_optimizer=adam+server_lr=0.1",
+    "uniform+server_optimizer=fedexp",
+    "innovation+mime=0.7",
+    "fedvarp+ghbm=0.7",
 ]
 
 
@@ -51,3 +59,21 @@ def test_the_auxiliary_variables_of_a_census(m: int) -> None:
         return Census(10, 64).population(population, answer_mk).aux_mq
 
     assert same_bits(auxiliary)
+
+
+def test_the_line_of_a_census_in_a_simulation() -> None:
+    problem = PROBLEMS[1]
+    plan = make_plan("census", problem.population, 3)
+    assert plan.census is not None
+    answers = [plan.census.answer(update_d, seed=0) for update_d in problem.update_md]
+    asked = Asked(plan.with_census(answers), {}, {})
+    opened = init_round(plan, np.zeros(20_001))
+    step_d = problem.update_md.mean(axis=0).astype(np.float32)
+
+    def line() -> object:
+        run: Any = SimpleNamespace(state=opened, clock=0.0)
+        info = asked.round(run, opened._replace(params_d=step_d)).info
+        assert info.estimate_norm == pytest.approx(float(np.linalg.norm(step_d)), rel=1e-6)
+        return np.array(info.estimate_norm)
+
+    assert same_bits(line)

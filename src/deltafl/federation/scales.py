@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..scale.numerics import inner
 from ..server.norms import squared_norms
 from ..server.watch import Watch
 from ..types import Params, RoundInfo
@@ -69,10 +70,8 @@ class Scales:
         votes = [scale.norm for scale in self.known.values() if scale.norm > 0]
         if len(votes) > 1:
             median = median_low(votes)
-        most = max(
-            FAR * median,
-            WIDE * float(np.linalg.norm(params_d.astype(np.float64))),
-        )
+        wide_d = params_d.astype(np.float64)
+        most = max(FAR * median, WIDE * sqrt(inner(wide_d, wide_d)))
         return {
             place: f"the update has norm {norm:.3g}, far beyond those of the other clients: "
             f"at most {most:.3g} is used"

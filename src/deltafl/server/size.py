@@ -34,6 +34,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..errors import DeltaflError
+from ..scale.numerics import inner
 from ..types import EVERYONE, FloatArray, Reports, Sizes, Within
 from .first_round import FirstRound
 from .part import PlanOfParts, ServerPart, Step, require_draws
@@ -114,7 +115,7 @@ class RelativeError(ServerPart):
             seen = variance / (1 / asked - 1 / m)
         if not np.isfinite(seen):
             return step, own
-        seen_signal = float(step.delta_d @ step.delta_d) - variance
+        seen_signal = float(inner(step.delta_d, step.delta_d)) - variance
         # Both begin at 0: it is their ratio that n goes by.
         spread = MEMORY * float(own.spread) + (1 - MEMORY) * seen
         signal = MEMORY * float(own.signal) + (1 - MEMORY) * seen_signal

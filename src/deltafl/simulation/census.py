@@ -5,13 +5,14 @@ census is the run's first round. Other answers belong to round 0, that of the in
 """
 
 from dataclasses import dataclass
-from math import nan
+from math import nan, sqrt
 
 import numpy as np
 
 from ..estimators.variance import effective_sample_size
 from ..plan import Plan, RoundState
 from ..samplers.census import output_layer
+from ..scale.numerics import inner
 from ..streams import stream
 from ..types import Cohort, FloatArray, Json, Params, RoundInfo
 from .callbacks.callback import LiveRun, PlayedRound, Stopwatch
@@ -36,14 +37,14 @@ class Asked:
         has_code_m = np.asarray(self.plan.population.code_mc).any(axis=1)
         weight_k = weight_m[has_code_m]
         # The census has moved the model already: its estimate is the difference.
-        step_d = following.params_d - opened.params_d
+        step_d = (following.params_d - opened.params_d).astype(np.float64)
         m = len(weight_m)
         info = RoundInfo(
             round=0,
             num_selected=m,
             num_responded=len(weight_k),
             rejected=[],
-            estimate_norm=float(np.linalg.norm(step_d.astype(np.float64))),
+            estimate_norm=sqrt(inner(step_d, step_d)),
             variance=nan,
             effective_sample_size=effective_sample_size(weight_k),
             largest_weight=float(weight_k.max(initial=0)),
