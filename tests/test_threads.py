@@ -4,7 +4,7 @@ where it has one.
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +12,9 @@ from threadpoolctl import threadpool_limits
 
 from conftest import make_problem, play, same_tree
 from deltafl import ESTIMATORS, SAMPLERS, Census, Population, RoundState, init_round, make_plan
+from deltafl.designs import balanced
 from deltafl.simulation.census import Asked
+from deltafl.simulation.conditions import find_availability
 
 #: More than 10,000 parameters, of which OpenBLAS gives each product to all threads.
 PROBLEMS = [
@@ -77,3 +79,15 @@ def test_the_line_of_a_census_in_a_simulation() -> None:
         return np.array(info.estimate_norm)
 
     assert same_bits(line)
+
+
+@pytest.mark.parametrize(("k", "q"), [(300, 62), (1000, 62)])
+def test_the_axes_that_a_cohort_is_balanced_on(k: int, q: int) -> None:
+    place_kq = np.random.default_rng(k).normal(size=(k, q))
+    assert same_bits(lambda: balanced._balance(place_kq))
+
+
+def test_the_clients_of_labels_that_are_there() -> None:
+    share_mc = np.random.default_rng(1).dirichlet(np.ones(62), 20_001)
+    population = Population.from_sizes(np.ones(20_001, int), "data", share_mc)
+    assert same_bits(lambda: cast(Any, find_availability("labels")).rates(population))

@@ -289,9 +289,10 @@ def _balance(place_kq: FloatArray) -> FloatArray:
     centred_kq = scaled_kq - scaled_kq.sum(axis=0) / max(len(scaled_kq), 1)
     # Where clients run out, ``_free_directions`` keeps only the first columns: the size, then the
     # axes that matter most.
-    _, axis_qq = np.linalg.eigh(centred_kq.T @ centred_kq)
+    # Not by the matrix library, whose bits depend on the number of its threads.
+    _, axis_qq = np.linalg.eigh(np.einsum("kp,kq->pq", centred_kq, centred_kq))
     # ``eigh`` has the narrowest axis first.
-    along_kq = centred_kq @ axis_qq[:, ::-1]
+    along_kq = np.einsum("kp,pq->kq", centred_kq, axis_qq[:, ::-1])
     return np.column_stack([np.ones(len(place_kq)), along_kq])
 
 

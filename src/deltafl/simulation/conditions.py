@@ -151,7 +151,8 @@ class ByLabel(Graded):
             raise DeltaflError(
                 "availability by labels needs a task with classes; write 'sizes' or 'bernoulli'"
             )
-        return np.asarray(share_mc @ np.linspace(0, 1, share_mc.shape[1]))
+        grade_c = np.linspace(0, 1, share_mc.shape[1])
+        return np.asarray(np.einsum("mc,c->m", share_mc, grade_c))
 
 
 @dataclass(frozen=True)

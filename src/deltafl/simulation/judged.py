@@ -106,7 +106,8 @@ class Judged(NamedTuple):
         # Classes without a test example leave both sums, as if nobody had them: with 0 they would
         # count as wrong.
         with np.errstate(invalid="ignore"):  # 0 / 0 of clients without tested classes
-            return share_mc @ np.nan_to_num(accuracy_c) / (share_mc @ is_tested_c)
+            right_m = np.einsum("mc,c->m", share_mc, np.nan_to_num(accuracy_c))
+            return np.asarray(right_m / np.einsum("mc,c->m", share_mc, is_tested_c))
 
     def _owners_shares(self, hit_e: FloatArray, owner_e: IntArray) -> FloatArray:
         """The share that is right of each client's test examples."""
