@@ -99,6 +99,8 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
         ({"sampler": "full@poisson"}, ["full", "poisson"]),
         ({"server_optimizer": "adamm"}, ["adamm", "adam"]),
         ({"sample": 101}, ["101", "100"]),
+        ({"task": "fashionmnist", "label": "y"}, ["did you mean 'fashion-mnist'?"]),
+        ({"task": ".", "label": "y"}, ["the task '.' is a folder", "column that names the client"]),
         ({"threshold": 70}, ["70", "between 0 and 1"]),
         ({"threshold": float("nan")}, ["threshold"]),
         ({"local_lr": 1e39}, ["local_lr is 1e+39; it must be less than or equal to 1e+37"]),

@@ -422,6 +422,8 @@ BAD_TEXTS: list[tuple[str, bytes | None, str]] = [
         "one column, 'a;label;client': .* --sep ';'",
     ),
     ("t.csv", b"a label client\n1 x u\n", "has one column, .* --sep ' '"),
+    # A spreadsheet where numbers have a comma: its rows fall into cells of no fixed number.
+    ("t.csv", b"a;label\n1;x\n1,5;y\n1,5;2,5\n", "one column, 'a;label': .* --sep ';'"),
     ("t.csv", b"# of 2020\na,label,client\n1,x,u\n", "has one column, .*begin with a line of"),
     ("t.csv", "a,label,client\n1,x,u\n".encode("utf-16-le"), "write --encoding utf-16"),
     ("t.csv", bz2.compress(b"a,label,client\n1,x,u\n"), "is no text, but packed or of another"),

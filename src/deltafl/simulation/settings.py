@@ -330,23 +330,22 @@ class Settings(BaseModel):
 
     def _spec(self) -> TaskSpec:
         """The task's defaults; an own task is made once to know its clients and its metric."""
-        only_tables = OF_TABLES if is_own(self.task) else ONLY_OF_TABLES
-        for setting in only_tables:
+        registered = None if is_own(self.task) else registered_spec(self.task)
+        for setting in OF_TABLES if registered is None else ONLY_OF_TABLES:
             if getattr(self, setting) is not None and not is_table(self.task):
                 raise DeltaflError(
                     f"{setting} is a setting of tables, and the task {self.task!r} says itself who "
                     "holds what: leave it out"
                 )
-        if is_own(self.task):
+        if registered is None:
             # A table's model is ours, and is tried out before anything is written, where it is
             # trained: this process may do without torch.
             return own_spec(self.task, self.own_task(try_out=not is_table(self.task)))
-        spec = registered_spec(self.task)
         if self.metric is None:
-            return spec
+            return registered
         metric = metrics_of(self.own_metrics())[0]
-        threshold = spec.threshold if metric == metric_of(spec.metric) else None
-        return replace(spec, metric=metric, threshold=threshold)
+        threshold = registered.threshold if metric == metric_of(registered.metric) else None
+        return replace(registered, metric=metric, threshold=threshold)
 
     def own_metrics(self) -> tuple[AnyMetric, ...]:
         """The metrics that take the place of the task's: names and objects."""

@@ -4,7 +4,7 @@ import codecs
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -125,12 +125,8 @@ def _read_text(
             f"sep is {sep!r}; it must be one character, such as ';', or tab or space"
         )
     try:
-        with unpacked(path) as file, warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always", ParserWarning)
-            # Without low_memory=False one column may have numbers in one part and texts in another.
-            table = pd.read_csv(file, dtype=dict.fromkeys(texts, str), low_memory=False, **options)
         # pandas gives columns without a name one, and renames the second of two equal ones. So the
-        # header is read once more, as it is.
+        # header is read by itself, as it is.
         with unpacked(path) as file:
             first = pd.read_csv(
                 file,
@@ -140,6 +136,12 @@ def _read_text(
                 keep_default_na=False,
                 **options,
             )
+        header = first.loc[0].tolist()
+        _check_header(path, header, encoding)
+        with unpacked(path) as file, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", ParserWarning)
+            # Without low_memory=False one column may have numbers in one part and texts in another.
+            table = pd.read_csv(file, dtype=dict.fromkeys(texts, str), low_memory=False, **options)
     except EmptyDataError:
         raise DeltaflError(
             f"{path.name} is empty; give it a header and a row for each example"
@@ -155,7 +157,16 @@ def _read_text(
         raise DeltaflError(
             f"{path.name} cannot be read as a table: {in_one_line(error)}; {_AS_MANY}"
         ) from error
-    header = first.loc[0].tolist()
+    # pandas would leave out the last cells of each row.
+    if any(issubclass(one.category, ParserWarning) for one in said):
+        raise DeltaflError(
+            f"{path.name} has rows with more cells than the {len(header)} of its header: {_AS_MANY}"
+        )
+    return table.set_axis(header, axis=1)
+
+
+def _check_header(path: Path, header: Sequence[str], encoding: str | None) -> None:
+    """Refuse a header without several columns that have names."""
     if "\0" in "".join(header):
         raise _no_text(path, encoding)
     if len(header) == 1:
@@ -169,12 +180,6 @@ def _read_text(
             f"{path.name}: column {header.index('') + 1} has no name; if it is the index of a data "
             "frame, leave it out by to_csv(..., index=False), else name it"
         )
-    # pandas would leave out the last cells of each row.
-    if any(issubclass(one.category, ParserWarning) for one in said):
-        raise DeltaflError(
-            f"{path.name} has rows with more cells than the {len(header)} of its header: {_AS_MANY}"
-        )
-    return table.set_axis(header, axis=1)
 
 
 #: What a row must have.

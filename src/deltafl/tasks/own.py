@@ -22,7 +22,7 @@ from .frames import TABLE_SUFFIXES, is_table_file, table_stem
 from .huggingface import from_huggingface
 from .losses import squared_error
 from .metrics import AnyMetric
-from .registry import TaskSpec, find_task
+from .registry import TaskSpec, find_task, known_tasks
 from .tables import table_task
 
 #: Clients selected per round, of those of a task without a setting for it: a tenth, at least so
@@ -54,13 +54,19 @@ def is_table(name: str) -> bool:
 
 
 def registered_spec(name: str) -> TaskSpec:
-    """The registered task of this name; for a name like a file's, the error lists the files that
-    can be a task.
+    """The registered task of this name; for a name like a file's or a folder's, the error says
+    what can be a task.
     """
     if Path(name).suffix:
         tables = ", ".join(TABLE_SUFFIXES)
         raise DeltaflError(
             f"unknown task {name!r}: tables end in {tables}, a task of your own is FILE.py:FUNCTION"
+        )
+    if Path(name).is_dir() and name not in known_tasks():
+        raise DeltaflError(
+            f"the task {name!r} is a folder: join its tables to one with a column that names the "
+            "client (docs/how-to/tables.md), or make its pictures a task "
+            "(docs/how-to/pytorch-data.md)"
         )
     return find_task(name)
 
