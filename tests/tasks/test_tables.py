@@ -934,7 +934,12 @@ NAMED = Columns(**COLUMNS | {"kind": [0, 1, 0, 1]})
 NAMED.features = CLASS_LABEL.features
 SPARE = Columns(**COLUMNS, z=[1, 2, 3, 4])
 BAD_DATA: list[tuple[Any, dict[str, Any], str]] = [
-    ({"x": [[1, 2], [3], [4, 5], [6, 7]]}, {}, r"row 2, column 'x' holds numbers of shape \(1,\)"),
+    (
+        {"x": [[1, 2], [3], [4, 5], [6, 7]]},
+        {},
+        r"'x' holds numbers of shape \(1,\).* tokenizer that",
+    ),
+    ({"x": ["so", "be", "it", "so"]}, {}, "row 1, column 'x' holds 'so'; .* tokenizer that pads"),
     ({"x": [[1, 2], [1, -1e300], [4, 5], [6, 7]]}, {}, "part: row 2, column 'x' holds"),
     ({"x": [[1, 2], [3, 4], [4, np.nan], [6, 7]]}, {}, "row 3, column 'x' holds .*nan"),
     ({"x": [[1, 2], [[3], [4, 5]], [6, 7], [6, 7]]}, {}, "row 2, column 'x' holds"),
@@ -962,6 +967,8 @@ BAD_DATA: list[tuple[Any, dict[str, Any], str]] = [
     ),
     ({"train": NAMED, "test": Columns(**COLUMNS)}, {}, "test part: row 1, column 'kind' holds 'b'"),
     ({}, {"inputs": "kind"}, "inputs are 'kind', and that is the label"),
+    ({}, {"inputs": "y"}, "no column 'y': name another one with inputs;"),
+    ({}, {"label": "y"}, "no column 'y': name another one with label;"),
     ({}, {"inputs": "who"}, "inputs are 'who'"),
     (SPARE, {"inputs": None}, r"tiny has x, z beside label and client: .*to_pandas\(\)"),
     ({}, {"column": None}, "train part has no column 'client' that says who holds a row"),

@@ -125,10 +125,11 @@ def from_huggingface(
             "name another column for them"
         )
     keys = [key for key in dict.fromkeys([label, owner, strata]) if key is not None]
+    named = {owner: "column", strata: "strata", label: "label", inputs: "inputs"}
     for where, part in used.items():
         for key in (*keys, inputs):
             if key not in part.column_names:
-                raise no_column(where, key, part.column_names)
+                raise no_column(where, key, part.column_names, named[key])
     frames = [
         pd.DataFrame({key: _cells(where, part, key, plain) for key in keys})
         for where, part in used.items()
@@ -370,6 +371,18 @@ def _numbers_of(value: Any) -> tuple[Array, str]:
     return numbers, f"the number {numbers[~good][0]:g}"
 
 
+def _cure(value: Any, column: str, is_uneven: bool) -> str:
+    """What to do with an input that is none; ``is_uneven``: it is a list of another length."""
+    if isinstance(value, str) or is_uneven:
+        return "text becomes numbers by a tokenizer that pads and cuts to one length"
+    if not _is_picture(value):
+        return "change it, or leave the row out"
+    return (
+        "picture.convert('RGB'), or in a Hugging Face data set "
+        f"data.cast_column({column!r}, datasets.Image(mode='RGB')), makes pictures of one mode"
+    )
+
+
 def _stacked(
     frame: Frame,
     column: str,
@@ -389,24 +402,18 @@ def _stacked(
         is_bytes = part.dtype == np.uint8 or declared
         if not parts:
             are_bytes = is_bytes
-        if not held and parts and part.shape != parts[0].shape:
+        is_uneven = bool(parts) and not held and part.shape != parts[0].shape
+        if is_uneven:
             held = f"numbers of shape {part.shape}, and the first row has shape {parts[0].shape}"
         elif not held and is_bytes != are_bytes:
             # Bytes go from 0 to 255, and others often from 0 to 1.
             whose = "the first row" if are_bytes else "this row"
             held = f"numbers of another type than the first row: {whose} alone has bytes (uint8)"
         if held:
-            cure = "change it, or leave the row out"
-            if _is_picture(value):
-                cure = (
-                    "picture.convert('RGB'), or in a Hugging Face data set "
-                    f"data.cast_column({column!r}, datasets.Image(mode='RGB')), makes pictures of "
-                    "one mode"
-                )
             raise DeltaflError(
                 f"{source}: row {row + 1}, column {column!r} holds {held}; it must be pictures of "
                 f"one size and mode, or numbers up to {LARGEST:g}, as many in each row and of one "
-                f"type; {cure}"
+                f"type; {_cure(value, column, is_uneven and part.ndim == 1)}"
             )
         parts.append(part)
     x = np.stack(parts)

@@ -135,10 +135,10 @@ def table_task(
         require_names(label=labels)
     for each in labels:
         if each not in frame:
-            raise no_column(name, each, frame, "label")
+            raise no_column(name, each, frame, "label (--label)")
     # Before the features, among which the right column of words would be refused.
     if strata is not None and strata not in frame:
-        raise no_column(name, strata, frame, "strata")
+        raise no_column(name, strata, frame, "strata (--strata)")
     owner = dealing.owner(name, frame)
     # Where a partition deals the rows, a column of clients is no feature either.
     features = frame.drop(columns=[*labels, owner or OWNER, strata], errors="ignore")
@@ -341,11 +341,11 @@ def no_column(
     where: str,
     name: str,
     columns: Iterable[str],
-    setting: str = "column",
+    setting: str = "column (--column)",
 ) -> DeltaflError:
     """What to say where a column is named that is not there."""
     return DeltaflError(
-        f"{where} has no column {name!r}: name another one with {setting} (--{setting}); "
+        f"{where} has no column {name!r}: name another one with {setting}; "
         f"{_nearest(name, columns)}"
     )
 
