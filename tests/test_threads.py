@@ -11,7 +11,18 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from conftest import make_problem, play, same_tree
-from deltafl import ESTIMATORS, SAMPLERS, Census, Population, RoundState, init_round, make_plan
+from deltafl import (
+    ESTIMATORS,
+    SAMPLERS,
+    Census,
+    Population,
+    Reports,
+    RoundState,
+    close_round,
+    init_round,
+    make_plan,
+    open_round,
+)
 from deltafl.designs import balanced
 from deltafl.simulation.census import Asked
 from deltafl.simulation.conditions import find_availability
@@ -91,3 +102,22 @@ def test_the_clients_of_labels_that_are_there() -> None:
     share_mc = np.random.default_rng(1).dirichlet(np.ones(62), 20_001)
     population = Population.from_sizes(np.ones(20_001, int), "data", share_mc)
     assert same_bits(lambda: cast(Any, find_availability("labels")).rates(population))
+
+
+@pytest.mark.parametrize("label", ["full", "uniform", "md", "uniform+server_optimizer=fedexp"])
+def test_the_report_of_a_round_of_many_clients(label: str) -> None:
+    """More of them than one thread multiplies."""
+    problem = make_problem([1 + client % 9 for client in range(25_000)], d=3, seed=0)
+
+    def report() -> object:
+        plan = make_plan(label, problem.population, 12_000)
+        state = init_round(plan, np.zeros(3))
+        cohort = open_round(plan, state)
+        size = len(cohort.client_n)
+        reports = Reports.make(size, loss=np.linspace(0, 1, size))
+        _, info = close_round(plan, state, cohort, problem.update_md[cohort.client_n], reports)
+        return tuple(
+            np.array(part) for part in (info.estimate_norm, info.variance, info.loss, *info[6:10])
+        )
+
+    assert same_bits(report)

@@ -278,8 +278,8 @@ class Accumulator:
         # One reply, or equal ones: the ratio would be infinite.
         if zeta_n.any():
             diversity = float(zeta_n.mean())
-        squared_residual = float(coef_n @ reports.squared_residual_n)
-        squared_norm = float(coef_n @ reports.squared_norm_n)
+        squared_residual = float(inner(coef_n, reports.squared_residual_n))
+        squared_norm = float(inner(coef_n, reports.squared_norm_n))
         has_loss_n = reports.has_loss_n
         known_n = coef_n[has_loss_n]
         factors = [float(intake.factor_n.min(initial=1.0)) for intake in self._intakes.values()]
@@ -295,7 +295,7 @@ class Accumulator:
             sum_of_weights=float(coef_n.sum()),
             mean_over_diversity=norm / diversity,
             loss=_ratio(
-                float(known_n @ reports.loss_n[has_loss_n]),
+                float(inner(known_n, reports.loss_n[has_loss_n])),
                 float(known_n.sum()),
             ),
             residual=_ratio(squared_residual, squared_norm),

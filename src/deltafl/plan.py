@@ -21,6 +21,7 @@ from .estimators.value import ControlValue, Reader
 from .samplers.base import RunFacts, Sampler, Scored
 from .samplers.census import LONGEST, Census
 from .samplers.label import Label, make_sampler, needs_value, parse_label
+from .scale.numerics import inner
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
 from .scale.stretches import over_stretches
@@ -453,7 +454,7 @@ class Plan(WithRanges):
         for part in self.parts:
             step, own[part.name] = part.direction(self, own[part.name], step)
         here_n = reports.responded_n
-        mean_square = float(replies.coef_n @ reports.squared_norm_n[here_n])
+        mean_square = float(inner(replies.coef_n, reports.squared_norm_n[here_n]))
         # As if every update had been shortened as D was.
         step = step._replace(mean_square=step.factor**2 * mean_square)
         moved = self.move(state._replace(parts=own), step)

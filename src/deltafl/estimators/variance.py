@@ -124,7 +124,7 @@ class VarianceForm(NamedTuple):
 
     def total(self, sum_2n: FloatArray) -> float:
         """V, given the ``sums`` of all stretches."""
-        whole = float(self.mass_n @ sum_2n[0] + self.alone_n @ sum_2n[1])
+        whole = float(inner(self.mass_n, sum_2n[0]) + inner(self.alone_n, sum_2n[1]))
         # A round without replies has no row to read it from, and a variance of 0.
         if self.between is not None and len(self.mass_n):
             whole += float(sum_2n[2, 0])
