@@ -20,7 +20,7 @@ from .estimators.two_bits import coded
 from .estimators.value import ControlValue, Reader
 from .samplers.base import RunFacts, Sampler, Scored
 from .samplers.census import LONGEST, Census
-from .samplers.label import Label, make_sampler, needs_value, parse_label
+from .samplers.label import Label, make_sampler, method_of, needs_value, parse_label
 from .scale.numerics import inner
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
@@ -153,7 +153,7 @@ class Plan(WithRanges):
         m = self.population.num_clients
         if most is not None and m > most:
             raise DeltaflError(
-                f"{type(self.sampler).__name__} compares all pairs of clients and can do {most:,}, "
+                f"{self.method} compares all pairs of clients and can do {most:,}, "
                 f"not {m:,}: choose another sampler, such as deltafl recommend --clients {m} names"
             )
         find_estimator(self.estimator)
@@ -199,6 +199,11 @@ class Plan(WithRanges):
         return next(part for part in self.parts if isinstance(part, ServerOptimizer))
 
     @property
+    def method(self) -> str:
+        """How the user writes the sampler."""
+        return method_of(self.sampler)
+
+    @property
     def part_texts(self) -> dict[str, str]:
         """How the server's parts are written; of those that are not used, their defaults."""
         return UNUSED | {part.name: part.text for part in self.parts}
@@ -218,11 +223,10 @@ class Plan(WithRanges):
         """What needs the updates one by one, as a clause; None if their weighted sum, of secure
         aggregation, is enough.
         """
-        name = type(self.sampler).__name__
         if self.sampler.needs_oracle:
-            return f"{name} needs every client's update before the draw"
+            return f"{self.method} needs every client's update before the draw"
         if self.sampler.learns:
-            return f"{name} learns from each reply"
+            return f"{self.method} learns from each reply"
         if not self.rule.control.learns_from_sums:
             return f"the estimator {self.rule.name!r} learns from each update"
         reasons = (part.needs_single_updates for part in self.parts)
@@ -242,9 +246,7 @@ class Plan(WithRanges):
     ) -> "Plan":
         """The plan after a census: ``answers`` has that of each client to ``census``, or None."""
         if self.census is None:
-            raise DeltaflError(
-                f"{type(self.sampler).__name__} asks for no census; write the sampler 'census'"
-            )
+            raise DeltaflError(f"{self.method} asks for no census; write the sampler 'census'")
         # A generator, for one, has no length.
         if not hasattr(answers, "__len__"):
             raise DeltaflError(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from .errors import DeltaflError
 from .model.arrays import LARGEST_ENTRY, as_reals
 from .samplers.base import Sampler
+from .samplers.label import method_of
 from .scale.numerics import largest_entry
 from .types import NO_REPLY, Array, BoolArray, Cohort, Floats, Params, RejectedReply, Reports
 
@@ -130,7 +131,7 @@ def _report_faults(reports: Reports, sampler: Sampler | None) -> dict[int, str]:
     faults: dict[int, str] = {}
     if sampler is not None and sampler.needs_loss:
         fault = (
-            f"the reply has no loss, which {type(sampler).__name__} learns from; report one "
+            f"the reply has no loss, which {method_of(sampler)} learns from; report one "
             "with each update"
         )
         faults = dict.fromkeys(np.flatnonzero(~has_loss_n).tolist(), fault)

@@ -35,7 +35,7 @@ def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
         )
     check_state(plan, state)
     arrays = dict(named_arrays(state, shared=True))
-    header = {**owner(plan), "made_with": made_with()}
+    header = {**owner(plan), "method": plan.method, "made_with": made_with()}
     write_sealed(Path(path), arrays, header, users=True)
 
 

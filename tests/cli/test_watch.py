@@ -17,7 +17,7 @@ import pytest
 import deltafl as dl
 from deltafl.simulation import RunDirectory, RunSettings, make_settings, run_single
 from deltafl.simulation.view.live import _remarks, page, picture
-from deltafl.simulation.view.seen import Seen
+from deltafl.simulation.view.seen import Seen, state_at
 from tools.cli import deltafl_here
 from tools.names import NAMES, is_plain
 from tools.serving import serve
@@ -102,7 +102,8 @@ def test_a_comparison_is_over_when_all_of_its_runs_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["state", "state/federation.safetensors"])
 def test_a_federation_is_seen_by_its_saved_state(tmp_path: Path, name: str) -> None:
-    serve(tmp_path, "innovation")
+    serve(tmp_path, "innovation@pivotal")
+    assert state_at(tmp_path / "state" / "federation.safetensors").method == "innovation@pivotal"
     found = facts(tmp_path / name)
     assert found["round"] == "4" and found["response rate"] == "100%"
     assert found["cost so far"] == "8 trainings"

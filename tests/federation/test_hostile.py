@@ -129,7 +129,7 @@ def test_more_clients_than_a_sampler_can_do_end_no_federation(
     play(fed, 1)
     admit(fed, sizes_of(7, start=5))
     assert fed.keys == [*sizes_of(5)]
-    assert "client:5, client:6 cannot join: DivFL" in fed.warnings[-1]
+    assert "client:5, client:6 cannot join: divfl" in fed.warnings[-1]
     # Those who are there may change.
     admit(fed, {"client:0": 99, **sizes_of(6, start=5)})
     assert fed.clients["client:0"].num_examples == 99

@@ -91,6 +91,7 @@ def test_a_kill_between_any_two_calls_leaves_the_old_state_or_the_new_one(
     ("change", "message"),
     [
         ({"seed": 1}, "was saved with another seed; write it as it was"),
+        ({"label": "pracdelta@pivotal"}, "the sampler pracdelta, now it is pracdelta@pivotal"),
         ({"estimator": "hajek"}, "estimator"),
         ({"weights": "uniform"}, "weights"),
         ({"identity": "config"}, "identity = auto, now it is config"),

@@ -420,7 +420,7 @@ def test_bad_names_are_one_sentence(names: Any, said: str) -> None:
         ("oort+allocation=neyman", 4, "has no scores"),
         ("full+allocation=weight", 4, "asks everyone: leave out allocation = 'weight'"),
         ("uniform@poisson+at_least=1", 4, "poisson draws a random number.* write @systematic"),
-        ("aocs+stages=1", 4, "poisson draws a random number.* ApproximateOCS has no other"),
+        ("aocs+stages=1", 4, "poisson draws a random number.* aocs has no other"),
         ("full+stages=1", 4, "asks everyone"),
     ],
 )

@@ -123,13 +123,12 @@ class Rules:
             sampler.require_oracle(None)
         if sampler.census is not None and self.aux:
             raise DeltaflError(
-                f"{type(sampler).__name__} asks for a census in place of auxiliary variables; "
-                "leave out aux"
+                f"{plan.method} asks for a census in place of auxiliary variables; leave out aux"
             )
         uses_aux = sampler.uses_aux or plan.rule.control.uses_aux
         if uses_aux and sampler.census is None and self.aux < 1:
             raise DeltaflError(
-                f"{type(sampler).__name__} with {plan.rule.name!r} uses auxiliary variables of the "
+                f"{plan.method} with {plan.rule.name!r} uses auxiliary variables of the "
                 "clients: write aux=10 if each has 10, such as shares of labels, and let each "
                 "client report them"
             )

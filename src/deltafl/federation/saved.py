@@ -74,6 +74,8 @@ class Header(NamedTuple):
     #: what each client said of itself, where it was asked (``facts.py``)
     strata: dict[str, str] | None = None
     costs: dict[str, float] | None = None
+    #: how the user writes the sampler
+    method: str | None = None
 
 
 _REST = "rest."
@@ -129,6 +131,7 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
         note=None if memory is None else read_note(Path(memory)),
         made_with=made_with(),
         seen=federation.seen,
+        method=federation.rules.plan.method,
         **{
             FACTS[name].setting: {
                 key: getattr(info, name) for key, info in federation.clients.items()
@@ -254,10 +257,14 @@ def _take(
     if federation.rules.own_seed:
         plan = replace(federation.rules.plan, seed=_seed_of(header))
         federation.rules = replace(federation.rules, plan=plan)
+    method = federation.rules.plan.method
     for name, now in _settings(federation).items():
         before = header.settings.get(name)
         if before != now:
-            what = "another seed" if name == "seed" else f"{name} = {before}, now it is {now}"
+            what = {
+                "seed": "another seed",
+                "sampler": f"the sampler {header.method or before}, now it is {method}",
+            }.get(name, f"{name} = {before}, now it is {now}")
             cure = "write it as it was, or choose a new state_path"
             raise DeltaflError(f"the state in {folder} was saved with {what}; {cure}")
     # As JSON has it, with lists for tuples.

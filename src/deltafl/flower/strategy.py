@@ -22,6 +22,7 @@ from ..federation.replies import mean_metrics, round_metrics
 from ..federation.rules import check_seconds, check_whole, make_rules
 from ..federation.service import Service, serving
 from ..samplers.base import Sampler
+from ..samplers.label import method_of
 from ..server.optimizers import ServerOptimizer
 from ..types import RoundInfo
 from .client import CORRECTION, MODEL
@@ -112,7 +113,7 @@ class DeltaStrategy(Strategy):
         evaluate_metrics_aggr_fn: Aggregate | None = None,
         **settings: Any,
     ) -> None:
-        self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
+        self.name = sampler if isinstance(sampler, str) else method_of(sampler)
         self.wait_for_nodes = check_seconds(
             "wait_for_nodes",
             wait_for_nodes,

@@ -199,6 +199,14 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
     )
 
 
+def method_of(sampler: Sampler) -> str:
+    """The label of a sampler, which is what users write; if it has none, its class's name."""
+    try:
+        return str(label_of(sampler))
+    except DeltaflError:
+        return type(sampler).__name__
+
+
 def split_labels(text: str) -> list[str]:
     """The labels in a comma-separated list; commas inside parentheses belong to a label."""
     return [part for part in split_outside(text, ",") if part]

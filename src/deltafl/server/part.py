@@ -57,6 +57,10 @@ class PlanOfParts(Protocol):
         """Decides who is selected."""
 
     @property
+    def method(self) -> str:
+        """How the user writes the sampler."""
+
+    @property
     def rule(self) -> Any:
         """The estimator."""
 
@@ -283,7 +287,7 @@ class ServerPart(WithRanges):
 def require_draws(plan: PlanOfParts, written: str) -> None:
     """Refuse what is about draws, as it was written, beside a sampler that asks everyone."""
     if plan.sampler.asks_all:
-        raise DeltaflError(f"{type(plan.sampler).__name__} asks everyone: leave out {written}")
+        raise DeltaflError(f"{plan.method} asks everyone: leave out {written}")
 
 
 class Intake:

@@ -67,9 +67,7 @@ class DifferentialPrivacy(ServerPart):
         """Raise a ``DeltaflError`` unless epsilon holds for the plan's draws and coefficients."""
         reason = self._fault(plan)
         if reason:
-            raise DeltaflError(
-                f"dp with {type(plan.sampler).__name__}: {reason}; write 'uniform@poisson' alone"
-            )
+            raise DeltaflError(f"dp with {plan.method}: {reason}; write 'uniform@poisson' alone")
         if plan.seed < _LEAST_SEED:
             raise DeltaflError(
                 f"seed is {plan.seed}, and dp counts on nobody knowing who was selected: write "

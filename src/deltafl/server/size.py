@@ -75,7 +75,7 @@ class RelativeError(ServerPart):
         require_own_size(plan, self.name)
         if not plan.sampler.unbiased:
             raise DeltaflError(
-                f"{type(plan.sampler).__name__} has no exact probabilities, and without them no "
+                f"{plan.method} has no exact probabilities, and without them no "
                 "cohort shows its error: leave out relative_error, or choose an unbiased sampler"
             )
 

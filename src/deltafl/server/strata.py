@@ -60,7 +60,6 @@ class ByStrata(ServerPart):
             )
 
     def check(self, plan: PlanOfParts) -> None:
-        sampler = type(plan.sampler).__name__
         strata = plan.population.strata
         if strata is None:
             raise DeltaflError(
@@ -71,12 +70,12 @@ class ByStrata(ServerPart):
         require_draws(plan, self._written)
         if self.allocation == NEYMAN and not plan.sampler.has_scores:
             raise DeltaflError(
-                f"{sampler} has no scores to divide a cohort by: write allocation = 'weight'"
+                f"{plan.method} has no scores to divide a cohort by: write allocation = 'weight'"
             )
         if getattr(plan.sampler, "design", None) == "poisson":
             cure = "write @systematic"
             if "design" not in vars(plan.sampler):
-                cure = f"leave it out, as {sampler} has no other design"
+                cure = f"leave it out, as {plan.method} has no other design"
             raise DeltaflError(
                 f"poisson draws a random number of clients, and {self._written} fixes that of each "
                 f"stratum: {cure}"
@@ -145,7 +144,7 @@ class ByStrata(ServerPart):
             # Of a sampler of the user's this shows only now.
             if drawn.kind == "poisson":
                 raise DeltaflError(
-                    f"{type(drawing.sampler).__name__} draws a random number of clients, and "
+                    f"{plan.method} draws a random number of clients, and "
                     f"{self._written} fixes that of each stratum: leave it out"
                 )
             return drawn

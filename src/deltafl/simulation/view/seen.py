@@ -42,6 +42,7 @@ class _Header(TypedDict, total=False):
     """What is looked at in the header of a saved state."""
 
     sampler: str
+    method: str | None
     settings: Json
     strata: dict[str, str] | None
 
@@ -94,7 +95,8 @@ def state_at(file: Path) -> Seen:
     if not lines or lines[-1]["round"] < round:
         lines = [*lines, {"round": round}]
     known: Any = checked(_Header, header, str(file), CURE)
-    sampler = (known | known.get("settings", {})).get("sampler", file.name)
+    # Of earlier versions there is only how Python writes the sampler.
+    sampler = known.get("method") or (known | known.get("settings", {})).get("sampler", file.name)
     strata = list((known.get("strata") or {}).values())
     name = printable(sampler, limit=60)
     return Seen(name, lines, None, arrays, _age(file), strata, sampler)
