@@ -166,7 +166,9 @@ def test_somebody_is_there_whatever_the_last_bits_of_the_clock(
         ("hour,region,value\n0,north,1\n0,north,2\n0,south,1\n", "row 2 has a second value"),
         ("hour,region,value\n0,west,1\n", "no value for region 'north'"),
         ("hour,client,value\n0,0,1\n0,4,1\n", "row 2 is of client '4'"),
-        ("hour,client,value\n0,north,1\n", "numbers from 0 to 3"),
+        ("hour,client,value\n0,north,1\n", "row 1 has 'north' as client"),
+        ("hour,client,value\n0,0,1\n0,1.0,1\n1,1,1\n0,2,1\n", "no value for client '3'"),
+        ("hour,client,value\n0,1,1\n0,0,1\n0,1.0,1\n", "row 3 has a second value of client '1'"),
         ("hour,region,value\n0,north,0\n0,south,2\n", "costs 0 at some time"),
     ],
 )
@@ -180,9 +182,9 @@ def test_other_mistakes_are_one_sentence(tmp_path: Path) -> None:
         costs_of("carbon.txt", POPULATION)
     with pytest.raises(DeltaflError, match="of which region"):
         costs_of(written(tmp_path, BY_REGION), POPULATION._replace(strata=None))
-    for value in ("0", "0.5"):
-        text = f"hour,region,value\n0,north,{value}\n0,south,0\n"
-        with pytest.raises(DeltaflError, match="1 for who is there"):
+    for value, said in (("0", "nobody is ever there"), ("0.5", "row 2 must have the value 1 for")):
+        text = f"hour,region,value\n0,south,0\n0,north,{value}\n"
+        with pytest.raises(DeltaflError, match=said):
             find_availability(written(tmp_path, text)).begin(POPULATION, 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from deltafl import DeltaflError, Population, compare, stream
 from deltafl.analysis import human_amount
-from deltafl.simulation.conditions import LogNormal, Measured
+from deltafl.simulation.conditions import LogNormal, Measured, Trace
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.serial import LocalWork, minibatches
@@ -95,17 +95,17 @@ def test_a_round_is_the_same_in_whichever_order_it_is_asked_for(text: str) -> No
 
 def test_a_trace_follows_the_clock_and_the_server_waits_for_the_next_client(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text("client,start,end\n3,0,10\n5,5,20\n3,40,50\n")
-    world = world_of(str(path), "lognormal")
+    path.write_text("client,start,end\n0,0,10\n1,5,20\n0,40,50\n")
+    available = Trace(str(path)).begin(Population.from_sizes([1, 1]), 0)
     for clock, clients, later in (
-        (0, [3], 0),
-        (7, [3, 5], 7),
-        (12, [5], 12),
-        (25, [3], 40),
-        (57, [3, 5], 57),  # it begins again after 50
-        (72, [3], 90),
+        (0, [0], 0),
+        (7, [0, 1], 7),
+        (12, [1], 12),
+        (25, [0], 40),
+        (57, [0, 1], 57),  # it begins again after 50
+        (72, [0], 90),
     ):
-        there_m, begins = world.available(0, clock)
+        there_m, begins = available(0, clock)
         assert there_m is not None
         assert (np.flatnonzero(there_m).tolist(), begins) == (clients, later)
 
@@ -303,10 +303,12 @@ def test_impossible_worlds_are_refused(given: dict[str, Any], fragment: str) -> 
         ("client,start\n1,2\n", "it has the columns client, start$"),
         ("client,start,end\n1,a,3\n", "row 1 has 'a' as start"),
         ("client,start,end\n", "and a row at least"),
-        ("client,start,end\n99,0,3\n", "0 to 39"),
+        ("client,start,end\n99,0,3\n", "row 1 is of client '99'; .* 0 to 39"),
         ("client,start,end\n1e30,0,3\n", "'1e30' as client"),
         ("client,start,end\n1.5,0,3\n", "0 to 39"),
-        ("client,start,end\n1,4,3\n", "end after it begins"),
+        ("client,start,end\n0,1,2\n1,4,3\n", "row 2 is from 4 to 3; .* end after it begins"),
+        ("client,start,end\n0,1,2\n1,1,2\n1,4,4\n", "row 3 is from 4 to 4; .* after it begins"),
+        ("client,start,end\n0,1,2\n2,4,5\n", "no interval of client 1;"),
         ("client,start,end\n1,,3\n", "row 1 has '' as start"),
         ("", "No columns"),
         (None, "No such file"),

@@ -208,11 +208,22 @@ class Trace(Availability):
             f"the columns client, start and end, or {FORM}",
         )
         m = population.num_clients
-        client_k = _clients(columns, m)
+        client_k = columns.clients(m)
         start_k = columns.numbers("start")
         end_k = columns.numbers("end")
-        if (end_k <= start_k).any():
-            raise DeltaflError(f"{self.path}: an interval must end after it begins")
+        bad_k = np.flatnonzero(end_k <= start_k)
+        if len(bad_k):
+            row = int(bad_k[0])
+            raise columns.bad_row(
+                row,
+                f"is from {start_k[row]:g} to {end_k[row]:g}; an interval must end after it begins",
+            )
+        away = np.setdiff1d(np.arange(m), client_k)
+        if len(away):
+            raise DeltaflError(
+                f"{self.path} has no interval of client {away[0]}; give it one row at least, or "
+                f"write values, which may be 0 at all times: {FORM}"
+            )
         length = end_k.max()
 
         def at(round: int, clock: float) -> tuple[BoolArray, float]:
@@ -230,11 +241,13 @@ class Trace(Availability):
 
     def _by_values(self, columns: Columns, population: Population) -> Presence:
         trace = read_trace(columns, population)
-        if not np.isin(trace.value_k, (0, 1)).all() or not trace.value_k.any():
-            raise DeltaflError(
-                f"{self.path}: a value must be 1 for who is there and 0 for who is not, and "
-                "somebody must be there once"
+        bad_k = np.flatnonzero(~np.isin(columns.numbers(VALUE), (0, 1)))
+        if len(bad_k):
+            raise columns.bad_row(
+                int(bad_k[0]), "must have the value 1 for who is there, or 0 for who is not"
             )
+        if not trace.value_k.any():
+            raise DeltaflError(f"{self.path}: nobody is ever there; write 1 once at least")
         some = trace.times_of_any()
 
         def at(round: int, clock: float) -> tuple[BoolArray, float]:
@@ -326,7 +339,7 @@ class Measured(Speeds):
         m = population.num_clients
         client_k = np.arange(len(step_m))
         if "client" in columns.texts:
-            client_k = _clients(columns, m)
+            client_k = columns.clients(m)
         row_m = np.argsort(client_k)
         fits = np.array_equal(client_k[row_m], np.arange(m))
         # Seconds are bytes over megabits, and must stay a number.
@@ -397,13 +410,3 @@ def _ranks(size_m: IntArray) -> FloatArray:
     if m == 1:
         return np.full(1, 0.5)
     return (mean_ranks(size_m) - 1) / (m - 1)
-
-
-def _clients(columns: Columns, m: int) -> IntArray:
-    """The clients' numbers in a column."""
-    client_k = columns.numbers("client")
-    if not np.isin(client_k, np.arange(m)).all():
-        raise DeltaflError(
-            f"{columns.path}: the column client must have whole numbers from 0 to {m - 1}"
-        )
-    return client_k.astype(np.int64)

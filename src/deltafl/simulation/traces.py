@@ -143,16 +143,32 @@ class Columns:
                 # Python reads 1_0 as 10, which may be 1.0 with a slip.
                 if 0 <= number_k[row] <= _MOST and "_" not in text:
                     continue
-            raise DeltaflError(
-                f"{self.path}: row {row + 1} has {printable(repr(text), limit=60)} as {name}; "
-                f"write a number from 0 to {_MOST:g}, such as 0.5"
+            raise self.bad_row(
+                row,
+                f"has {text!r:.60} as {name}; write a number from 0 to {_MOST:g}, such as 0.5",
             )
         return number_k
+
+    def clients(self, m: int) -> IntArray:
+        """The column of clients' numbers."""
+        number_k = self.numbers("client")
+        bad_k = np.flatnonzero(~np.isin(number_k, np.arange(m)))
+        if len(bad_k):
+            row = int(bad_k[0])
+            raise self.bad_row(
+                row,
+                f"is of client {self.texts['client'][row]!r:.60}; clients are numbers from 0 to "
+                f"{m - 1}",
+            )
+        return number_k.astype(np.int64)
+
+    def bad_row(self, row: int, why: str) -> DeltaflError:
+        """The error for a row, which a person counts from 1."""
+        return DeltaflError(f"{self.path}: row {row + 1} {why}")
 
 
 def read_trace(columns: Columns, population: Population) -> Timeline:
     """The values of a file for each client; a ``DeltaflError`` if one has none, or a row is bad."""
-    path = columns.path
     units = [name for name in UNITS if name in columns.texts]
     owners = [name for name in OWNERS if name in columns.texts]
     columns.require(len(units) == len(owners) == 1 and VALUE in columns.texts, FORM)
@@ -160,18 +176,16 @@ def read_trace(columns: Columns, population: Population) -> Timeline:
     owner = owners[0]
     second_k = columns.numbers(unit) * UNITS[unit]
     value_k = columns.numbers(VALUE)
-    names, code_m = _owners(path, owner, population)
-    of_k = columns.texts[owner]
     second_t, time_k = np.unique(second_k, return_inverse=True)
-    place = {name: index for index, name in enumerate(names)}
-    index_k = np.array([place.get(name, -1) for name in of_k])
+    if owner == "client":
+        code_m = np.arange(population.num_clients)
+        names = [str(client) for client in code_m]
+        index_k = columns.clients(len(names))
+    else:
+        names, code_m = _regions(columns.path, population)
+        place = {name: index for index, name in enumerate(names)}
+        index_k = np.array([place.get(name, -1) for name in columns.texts[owner]])
     # A file may be of more regions than there are clients of.
-    if owner == "client" and index_k.min() < 0:
-        row = int(index_k.argmin())
-        raise DeltaflError(
-            f"{path}: row {row + 1} is of client {printable(of_k[row], limit=60)!r}; clients are "
-            f"numbers from 0 to {len(names) - 1}"
-        )
     row_k = np.flatnonzero(index_k >= 0)
     row_k = row_k[np.lexsort((time_k[row_k], index_k[row_k]))]
     owner_k = index_k[row_k]
@@ -180,15 +194,14 @@ def read_trace(columns: Columns, population: Population) -> Timeline:
     is_second_k = (np.diff(owner_k) == 0) & (np.diff(from_k) == 0)
     if is_second_k.any():
         row = int(row_k[1:][is_second_k].min())
-        raise DeltaflError(
-            f"{path}: row {row + 1} has a second value of {owner} "
-            f"{printable(of_k[row], limit=60)!r} for one time; keep one"
+        raise columns.bad_row(
+            row, f"has a second value of {owner} {names[index_k[row]]!r:.60} for one time; keep one"
         )
     count_h = np.bincount(owner_k, minlength=len(names))
     if not count_h.all():
         raise DeltaflError(
-            f"{path} has no value for {owner} {printable(names[count_h.argmin()], limit=60)!r}; "
-            "give it one row at least"
+            f"{columns.path} has no value for {owner} {names[count_h.argmin()]!r:.60}; give it one "
+            "row at least"
         )
     end_h = np.cumsum(count_h)
     first_h = end_h - count_h
@@ -213,11 +226,8 @@ def read_trace(columns: Columns, population: Population) -> Timeline:
     )
 
 
-def _owners(path: str, owner: str, population: Population) -> tuple[list[str], IntArray]:
-    """The names in a file, and the place of each client's among them."""
-    if owner == "client":
-        every_m = np.arange(population.num_clients)
-        return [str(client) for client in every_m], every_m
+def _regions(path: str, population: Population) -> tuple[list[str], IntArray]:
+    """The names of regions, and the place of each client's among them."""
     if population.strata is None:
         raise DeltaflError(
             f"{path} is by region, and nobody said of which region a client is: write --strata "
