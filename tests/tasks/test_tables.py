@@ -1107,6 +1107,32 @@ def test_patterns_name_the_arrays_of_the_model_that_was_given(task_type: Any) ->
     check_task(task, "table", seed=0)
 
 
+def three(in_features: int, outputs: int) -> nn.Module:
+    return nn.Linear(in_features, 3 * outputs)
+
+
+def double(in_features: int, outputs: int) -> nn.Module:
+    return nn.Linear(in_features, outputs).double()
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"local": "3.*"}, r"local has '3\.\*', .* are '0\.weight', '0\.bias', '2\.weight'"),
+        ({"trainable": ["0.x"]}, r"trainable has '0\.x', .* are '0\.weight', "),
+        ({"model": double}, "the array 'weight' of the model is torch.float64"),
+        ({"model": three}, "6 numbers in evaluation for 2 examples"),
+    ],
+)
+def test_errors_name_the_arrays_of_the_model_that_was_given(
+    parts: dict[str, Any], said: str
+) -> None:
+    frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20) / 3})
+    given: dict[str, Any] = {"model": chain, "partition": "iid", "clients": 4, **parts}
+    with pytest.raises(DeltaflError, match=said):
+        check_task(table_task(frame, "y", task_type="regression", **given), "table", seed=0)
+
+
 class Several(nn.Linear):
     """It returns a tuple."""
 

@@ -20,6 +20,7 @@ from .metrics import (
     counts,
 )
 from .model_checks import check_state, check_step, made_model
+from .models import without_one_output
 from .partitions import are_rows
 from .trying import OTHER_TARGETS, loss_or_nan, require_that, tried
 
@@ -39,7 +40,8 @@ def check_task(task: Task, name: str, seed: int, try_out: bool = True) -> None:
         if try_out:
             _smoke_test(task, seed)
     except DeltaflError as error:
-        raise DeltaflError(f"{name}: {error}") from error
+        found = without_one_output(str(error), task.make_model)
+        raise DeltaflError(f"{name}: {found}") from error
 
 
 def _smoke_test(task: Task, seed: int) -> None:

@@ -18,7 +18,7 @@ from .losses import Loss, Module, Tensor
 from .metrics import (
     is_of_library,
 )
-from .models import one_output
+from .models import is_one_output
 from .trying import OTHER_TARGETS, require_that, tried
 
 
@@ -151,7 +151,7 @@ def _forward(task: Task, model: Module, x: Tensor) -> Any:
     """What a model returns, or the user's own in a chain, where the rest takes a tensor alone."""
     from .modules import torch
 
-    if getattr(task.make_model, "func", None) is not one_output:
+    if not is_one_output(task.make_model):
         return model(x)
     own, *rest = model
     output = own(x)
@@ -173,6 +173,11 @@ def _shape_of_output(task: Task, output: Any, y: Tensor, mode: str) -> tuple[int
         if is_training and is_taken:
             return ()
         raise _no_tensor(output, mode, is_taken)
+    if is_one_output(task.make_model) and len(output) != len(y):
+        raise DeltaflError(
+            f"the model returned {len(output)} numbers {mode} for {len(y)} examples, each with one "
+            "to predict; let it return one for each"
+        )
     if task.knows_accuracy and not is_training:
         _require_classes(task, tuple(output.shape), y)
     return tuple(output.shape)

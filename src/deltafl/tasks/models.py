@@ -4,6 +4,7 @@ before.
 All of them raise ``MissingExtraError`` without PyTorch.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -30,11 +31,23 @@ def one_output(model: Callable[[int, int], Module], in_features: int) -> Module:
     return nn.Sequential(model(in_features, 1), nn.Flatten(0))
 
 
+def is_one_output(make_model: object) -> bool:
+    """Whether it makes a model of ``one_output``."""
+    return getattr(make_model, "func", None) is one_output
+
+
 def within_one_output(names: Patterns) -> Patterns:
     """Name patterns of the arrays of a model, as those of ``one_output`` of it."""
     if isinstance(names, str) and names in TRAINABLE:
         return names
     return tuple(f"0.{name}" for name in patterns_of(names))
+
+
+def without_one_output(sentence: str, make_model: object) -> str:
+    """What is said of the arrays of ``one_output`` of a model, with their own names."""
+    if not is_one_output(make_model):
+        return sentence
+    return re.sub(r"(?<=')0\.(?=[^\s'])", "", sentence)
 
 
 def mlp(in_features: int, hidden: Sequence[int], classes: int) -> Module:
