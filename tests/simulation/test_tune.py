@@ -271,7 +271,7 @@ def test_nothing_is_played_twice_and_what_is_missing_is(tuned: Path) -> None:
             {"samplers": "uniform+server_lr=0.3", "server_rates": "1,2"},
             r"has a server_lr of its own, .*leave \+server_lr=0.3 out",
         ),
-        ({"local_rates": [0.3, 0.1, 0.1000000001]}, "rates hold 0.1 twice; write each once"),
+        ({"local_rates": [0.3, 0.1, 0.1000000001]}, "0.1 and 0.1000000001 count as one"),
         ({"local_rates": "0.1,0"}, "greater than 0"),
         ({"local_rates": []}, "at least 1"),
         ({"validation": 0}, "validation is 0; it must be greater than 0"),
@@ -340,10 +340,13 @@ def test_a_comparison_with_other_rates_than_those_found_now_stays_as_it_is(
 ) -> None:
     settings = make_settings(TuneSettings, tomllib.loads((tuned / "config.toml").read_text()))
     rates = tomllib.loads((tuned / "rates.toml").read_text())["rates"]
-    rates["uniform"]["local_lr"] = 7.0
-    words = r"comparison compared uniform with .*, and tuning now finds local_lr = 7, .*rename the"
-    with pytest.raises(DeltaflError, match=words):
-        last_comparison(settings, Tuned(rates, {}), tuned / "comparison")
+    before = rates["uniform"]["local_lr"]
+    # Also one that differs in the tenth place.
+    for now in (before + 1e-10, 7.0):
+        rates["uniform"]["local_lr"] = now
+        words = rf"uniform with local_lr = {before}, .*, and tuning now finds local_lr = {now}, "
+        with pytest.raises(DeltaflError, match=words):
+            last_comparison(settings, Tuned(rates, {}), tuned / "comparison")
     there_not = last_comparison(settings, Tuned(rates, {}), tmp_path / "comparison")
     assert there_not.run("uniform", 0).local_lr == 7.0
 

@@ -216,7 +216,8 @@ class Trace(Availability):
             row = int(bad_k[0])
             raise columns.bad_row(
                 row,
-                f"is from {start_k[row]:g} to {end_k[row]:g}; an interval must end after it begins",
+                f"is from {columns.texts['start'][row]:.60} to {columns.texts['end'][row]:.60}; an "
+                "interval must end after it begins",
             )
         away = np.setdiff1d(np.arange(m), client_k)
         if len(away):

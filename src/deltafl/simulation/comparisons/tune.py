@@ -46,7 +46,7 @@ def _in_order(rates: tuple[float, ...]) -> tuple[float, ...]:
     # The records of a rate are found by its first six digits.
     for low, high in pairwise(sorted(rates)):
         if f"{low:g}" == f"{high:g}":
-            raise ValueError(f"rates hold {low:g} twice; write each once")
+            raise ValueError(f"the rates {low} and {high} count as one; write it once")
     return tuple(sorted(rates))
 
 
@@ -416,4 +416,4 @@ def _cure(folder: Path) -> str:
 
 
 def _text_of(rates: Rates) -> str:
-    return ", ".join(f"{name} = {rate:g}" for name, rate in rates.items()) or "no rate of its own"
+    return ", ".join(f"{name} = {rate}" for name, rate in rates.items()) or "no rate of its own"
