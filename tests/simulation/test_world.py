@@ -9,7 +9,7 @@ import pytest
 
 from deltafl import DeltaflError, Population, compare, stream
 from deltafl.analysis import human_amount
-from deltafl.simulation.conditions import LogNormal, Measured, Trace
+from deltafl.simulation.conditions import LogNormal, Measured, Trace, costs_of, find_availability
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.serial import LocalWork, minibatches
@@ -347,7 +347,10 @@ def test_a_file_is_read_as_spreadsheets_write_it(text: str, tmp_path: Path) -> N
         ("seconds,megabits\n0,5,1\n2,3,4\n", "rows of as many cells"),
         ("seconds;megabits\n0,5;1\n2;3\n", "row 1 has '0,5' as seconds"),
         ("client,seconds,megabits\n1,2,3\n1,1,1\n", "a row .* for each of the 2 clients"),
-        ("client,seconds,megabits\na,2,3\nb,1,1\n", "row 1 has 'a' as client"),
+        (
+            "client,seconds,megabits\na,2,3\nb,1,1\n",
+            "row 1 has 'a' as client; write a number",
+        ),
     ],
 )
 def test_speeds_that_could_be_anybodys_are_refused(text: str, said: str, tmp_path: Path) -> None:
@@ -355,3 +358,32 @@ def test_speeds_that_could_be_anybodys_are_refused(text: str, said: str, tmp_pat
     path.write_text(text)
     with pytest.raises(DeltaflError, match=said):
         Measured(str(path)).begin(Population.from_sizes([1, 1]), 0)
+
+
+@pytest.mark.parametrize(
+    "names", [("1", "2", "3"), ("b", "St. Mary's, Köln", "a"), ("2", "1", "0")]
+)
+def test_files_name_clients_as_their_table_does(names: tuple[str, ...], tmp_path: Path) -> None:
+    """Also where the names look like the numbers of other clients."""
+    population = Population.from_sizes([1, 1, 1])
+    texts = {
+        "trace": "client,start,end\n{2},0,10\n{0},5,20\n{1},18,20\n",
+        "speeds": "client,seconds,megabits\n{1},2,3\n{2},4,5\n{0},6,7\n",
+        "costs": "hour,client,value\n0,{0},1\n0,{1},2\n5,{1},4\n0,{2},3\n",
+    }
+    seen = []
+    for known in ((), names):
+        path = {of: str(tmp_path / f"{of}.csv") for of in texts}
+        for of, text in texts.items():
+            written = [f'"{name}"' for name in known or ("0", "1", "2")]
+            Path(path[of]).write_text(text.format(*written))
+        present = find_availability(path["trace"], known).begin(population, 0)
+        costs = costs_of(path["costs"], population, known)
+        assert costs is not None
+        there = [np.asarray(present(0, at)[0]).tolist() for at in (0.0, 7.0, 15.0)]
+        speeds = np.array(Measured(path["speeds"], known).begin(population, 0)).tolist()
+        seen.append((there, speeds, costs.value_m(0).tolist(), costs.mean_m().tolist()))
+    assert seen[0] == seen[1]
+    Path(path["trace"]).write_text("client,start,end\n7,0,3\n")
+    with pytest.raises(DeltaflError, match=f"is of client '7'; clients are the 3 .* as {names[0]}"):
+        find_availability(path["trace"], names).begin(population, 0)

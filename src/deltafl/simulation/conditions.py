@@ -5,8 +5,9 @@ meet the same conditions.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..errors import DeltaflError, WithRanges, unknown_name
 from ..streams import stream
 from ..tasks.metrics import mean_ranks
 from ..types import BoolArray, FloatArray, IntArray, Population, Rng
-from .traces import FORM, VALUE, Columns, Timeline, read_trace
+from .traces import FORM, VALUE, Columns, Timeline, clients_of, read_trace
 
 #: The ``client`` of the world's streams: what a round's numbers are for. Round 0 has what holds for
 #: the whole run.
@@ -198,6 +199,7 @@ class Trace(Availability):
     """
 
     path: str
+    names: Sequence[str] = ()  #: of the clients, where they have some
 
     def begin(self, population: Population, seed: int) -> Presence:
         columns = Columns(self.path)
@@ -208,7 +210,7 @@ class Trace(Availability):
             f"the columns client, start and end, or {FORM}",
         )
         m = population.num_clients
-        client_k = columns.clients(m)
+        client_k = clients_of(columns, m, self.names)
         start_k = columns.numbers("start")
         end_k = columns.numbers("end")
         bad_k = np.flatnonzero(end_k <= start_k)
@@ -241,7 +243,7 @@ class Trace(Availability):
         return at
 
     def _by_values(self, columns: Columns, population: Population) -> Presence:
-        trace = read_trace(columns, population)
+        trace = read_trace(columns, population, self.names)
         bad_k = np.flatnonzero(~np.isin(columns.numbers(VALUE), (0, 1)))
         if len(bad_k):
             raise columns.bad_row(
@@ -324,6 +326,7 @@ class Measured(Speeds):
     """
 
     path: str
+    names: Sequence[str] = ()  #: of the clients, where they have some
 
     def begin(
         self,
@@ -340,7 +343,7 @@ class Measured(Speeds):
         m = population.num_clients
         client_k = np.arange(len(step_m))
         if "client" in columns.texts:
-            client_k = columns.clients(m)
+            client_k = clients_of(columns, m, self.names)
         row_m = np.argsort(client_k)
         fits = np.array_equal(client_k[row_m], np.arange(m))
         # Seconds are bytes over megabits, and must stay a number.
@@ -363,13 +366,17 @@ AVAILABILITIES: dict[str, type[Availability]] = {
 SPEEDS: dict[str, type[Speeds]] = {"lognormal": LogNormal}
 
 
-def costs_of(path: str | None, population: Population) -> Timeline | None:
+def costs_of(
+    path: str | None,
+    population: Population,
+    names: Sequence[str] = (),
+) -> Timeline | None:
     """What a round of each client costs over time; None without a file."""
     if path is None:
         return None
     if not path.endswith(".csv"):
         raise DeltaflError(f"client_costs is {path!r:.60}; write a file, FILE.csv, with {FORM}")
-    timeline = read_trace(Columns(path), population)
+    timeline = read_trace(Columns(path), population, names)
     least_m = timeline.least_m()
     if not (least_m > 0).all():
         raise DeltaflError(
@@ -378,16 +385,16 @@ def costs_of(path: str | None, population: Population) -> Timeline | None:
     return timeline
 
 
-def find_availability(text: str) -> Availability:
+def find_availability(text: str, names: Sequence[str] = ()) -> Availability:
     """``always``, ``labels(least=0.2)`` and the like, or ``FILE.csv`` (``Trace``)."""
-    return _called("availability", text, AVAILABILITIES, Trace)
+    return _called("availability", text, AVAILABILITIES, partial(Trace, names=names))
 
 
-def find_speeds(text: str | None) -> Speeds | None:
+def find_speeds(text: str | None, names: Sequence[str] = ()) -> Speeds | None:
     """``lognormal(sigma=0.5)`` and the like, or ``FILE.csv``; None for no clock."""
     if text is None:
         return None
-    return _called("speeds", text, SPEEDS, Measured)
+    return _called("speeds", text, SPEEDS, partial(Measured, names=names))
 
 
 def _called(

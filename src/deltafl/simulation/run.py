@@ -238,7 +238,8 @@ def _open_run(
     memory = directory.memory_folder(settings.memory_path)
     rest = engine.beside.initial(population.num_clients, local_rows(memory))
     num_bytes = 2 * (engine.num_params * BYTES_PER_PARAMETER + bytes_sent(rest))
-    world = World(settings, population, engine.work.num_steps, num_bytes)
+    names = engine.task.client_names
+    world = World(settings, population, engine.work.num_steps, num_bytes, names)
     population = population._replace(seconds_m=world.seconds_m)
     plan = plan_of(settings, population, engine.task, memory)
     census = ask_everyone(plan, engine, directory, group, world.costs(0.0))

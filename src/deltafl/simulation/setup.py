@@ -103,7 +103,7 @@ def engine_of(
 def population_of(settings: RunSettings, task: Task) -> Population:
     """The task's clients, and what a round of each costs in the mean over time."""
     population = task.population(settings.weights)
-    costs = costs_of(settings.client_costs, population)
+    costs = costs_of(settings.client_costs, population, task.client_names)
     if costs is None:
         return population
     return population._replace(cost_m=costs.mean_m())
@@ -135,6 +135,7 @@ def data_of(settings: RunSettings, task: Task) -> Json:
         population_of(settings, task),
         work_of(settings).num_steps,
         num_bytes=0,
+        names=task.client_names,
     )
     checksum = int(task.data["data_crc32"], 16)
     for path in tables_of(settings):

@@ -2,7 +2,7 @@
 
 A CSV file with three columns, one row for each value and the time from which it holds::
 
-    hour,region,value        # or second; client, its number from 0, or region, its stratum
+    hour,region,value        # or second; client, by its name or number, or region, its stratum
     0,north,120
     6,north,310
     0,south,80
@@ -13,6 +13,7 @@ Before its first time a client has its last value.
 """
 
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -149,26 +150,40 @@ class Columns:
             )
         return number_k
 
-    def clients(self, m: int) -> IntArray:
-        """The column of clients' numbers."""
-        number_k = self.numbers("client")
-        bad_k = np.flatnonzero(~np.isin(number_k, np.arange(m)))
-        if len(bad_k):
-            row = int(bad_k[0])
-            raise self.bad_row(
-                row,
-                f"is of client {self.texts['client'][row]!r:.60}; clients are numbers from 0 to "
-                f"{m - 1}",
-            )
-        return number_k.astype(np.int64)
-
     def bad_row(self, row: int, why: str) -> DeltaflError:
         """The error for a row, which a person counts from 1."""
         return DeltaflError(f"{self.path}: row {row + 1} {why}")
 
 
-def read_trace(columns: Columns, population: Population) -> Timeline:
-    """The values of a file for each client; a ``DeltaflError`` if one has none, or a row is bad."""
+def clients_of(columns: Columns, m: int, names: Sequence[str] = ()) -> IntArray:
+    """Of each row the client that it is of: by the names of the task's clients, else by their
+    numbers from 0.
+    """
+    text_k = columns.texts["client"]
+    if names:
+        # What a table calls them are no numbers of clients, even where they are digits.
+        place = {name: client for client, name in enumerate(names)}
+        client_k = np.array([place.get(text, -1) for text in text_k])
+        known = f"the {m} of the task, such as {printable(', '.join(names[:3]), limit=100)}"
+    else:
+        number_k = columns.numbers("client")
+        client_k = np.where(np.isin(number_k, np.arange(m)), number_k, -1).astype(np.int64)
+        known = f"numbers from 0 to {m - 1}"
+    bad_k = np.flatnonzero(client_k < 0)
+    if len(bad_k):
+        row = int(bad_k[0])
+        raise columns.bad_row(row, f"is of client {text_k[row]!r:.60}; clients are {known}")
+    return client_k
+
+
+def read_trace(
+    columns: Columns,
+    population: Population,
+    names: Sequence[str] = (),
+) -> Timeline:
+    """The values of a file for each client; a ``DeltaflError`` if one has none, or a row is bad.
+    ``names`` are those of the clients, where they have some.
+    """
     units = [name for name in UNITS if name in columns.texts]
     owners = [name for name in OWNERS if name in columns.texts]
     columns.require(len(units) == len(owners) == 1 and VALUE in columns.texts, FORM)
@@ -179,8 +194,8 @@ def read_trace(columns: Columns, population: Population) -> Timeline:
     second_t, time_k = np.unique(second_k, return_inverse=True)
     if owner == "client":
         code_m = np.arange(population.num_clients)
-        names = [str(client) for client in code_m]
-        index_k = columns.clients(len(names))
+        index_k = clients_of(columns, len(code_m), names)
+        names = names or [str(client) for client in code_m]
     else:
         names, code_m = _regions(columns.path, population)
         place = {name: index for index, name in enumerate(names)}
@@ -199,9 +214,9 @@ def read_trace(columns: Columns, population: Population) -> Timeline:
         )
     count_h = np.bincount(owner_k, minlength=len(names))
     if not count_h.all():
+        lacking = printable(names[int(count_h.argmin())], limit=60)
         raise DeltaflError(
-            f"{columns.path} has no value for {owner} {names[count_h.argmin()]!r:.60}; give it one "
-            "row at least"
+            f"{columns.path} has no value for {owner} {lacking!r}; give it one row at least"
         )
     end_h = np.cumsum(count_h)
     first_h = end_h - count_h

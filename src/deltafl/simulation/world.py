@@ -6,7 +6,7 @@ round once the first n have replied, once nobody is left to wait for, or at the 
 that are late count as missing. A virtual clock adds up the rounds' seconds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import floor, inf
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +45,7 @@ class World:
         population: The clients; ``aux_mq`` are their shares of labels, where there are any.
         num_steps: The local steps of a client with so many examples.
         num_bytes: Bytes that a client receives and sends in a round.
+        names: Those of the clients, by which files name them; by their numbers if it is empty.
     """
 
     def __init__(
@@ -53,20 +54,21 @@ class World:
         population: Population,
         num_steps: Callable[[int], int],
         num_bytes: int,
+        names: Sequence[str] = (),
     ) -> None:
         self._settings = settings
         self._m = population.num_clients
         #: Who can be selected in a round that would begin at some moment, and when it begins.
-        self.available = find_availability(settings.availability).begin(
+        self.available = find_availability(settings.availability, names).begin(
             population,
             settings.seed,
         )
-        self._costs = costs_of(settings.client_costs, population)
+        self._costs = costs_of(settings.client_costs, population, names)
         self._jitter = 0.0
         #: The median seconds of each client's round, (m,); None without a clock.
         self.seconds_m: FloatArray | None = None
         self._megabits_m = np.ones(self._m)
-        speeds = find_speeds(settings.speeds)
+        speeds = find_speeds(settings.speeds, names)
         if speeds is not None:
             self._jitter = speeds.jitter
             step_m, self._megabits_m = speeds.begin(population, settings.seed)
