@@ -201,7 +201,7 @@ class Plan(WithRanges):
     @property
     def method(self) -> str:
         """How the user writes the sampler."""
-        return method_of(self.sampler)
+        return method_of(self.sampler, self.rule.name)
 
     @property
     def part_texts(self) -> dict[str, str]:

@@ -3,6 +3,7 @@ file.
 """
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from deltafl import (
+    DESIGNS,
     SAMPLERS,
     Delta,
     DeltaflError,
@@ -28,7 +30,7 @@ from deltafl.federation.rules import make_rules
 from deltafl.samplers import Label, bias_of, file_name, is_unbiased, parse_label, split_labels
 from deltafl.samplers.cluster import ClusterIS, ClusterISOracle
 from deltafl.samplers.hics import HicsFL
-from deltafl.samplers.label import needs_scores, split_settings
+from deltafl.samplers.label import label_of, needs_scores, split_settings
 from deltafl.samplers.large_loss import ActiveFL
 from deltafl.samplers.online import MirrorDescent, VarianceBandit
 from deltafl.samplers.urns import ClusteredBySimilarity
@@ -326,3 +328,28 @@ def test_what_makes_a_method_biased() -> None:
         assert bias_of(label) is None
         control = find_estimator(parse_label(label).estimator).control
         assert needs_scores(make_sampler(label), control) == condition, label
+
+
+def test_a_plan_knows_how_its_user_writes_its_method() -> None:
+    """Of several names of one sampler (``ocs`` draws as ``fedis@poisson``) one that makes the same
+    plan, with its estimator.
+    """
+    aux_mq = np.eye(4)[[0, 1, 2, 3] * 3]
+    people = Population.from_sizes([3, 1, 2, 4] * 3, aux=aux_mq)
+    written = [
+        row.name if design is None else f"{row.name}@{design}"
+        for row in SAMPLERS.values()
+        for design in ((None,) if row.design is None else (None, *DESIGNS))
+    ]
+    made = dict[str, Any]()
+    for label in written:
+        with suppress(DeltaflError):  # such as a design that a sampler cannot have
+            made[label] = make_plan(label, people, n=3)
+    assert len(made) > 250
+    for label, plan in made.items():
+        again = make_plan(plan.method, people, n=3)
+        assert (again.sampler, again.rule.name) == (plan.sampler, plan.rule.name), label
+    assert made["uniform@poisson"].method == "uniform@poisson"
+    assert make_plan("uniform@simple-random", people, n=3).method == "uniform@simple-random"
+    # An instance without an estimator has an unbiased one, as in ``make_plan``.
+    assert label_of(Fixed("pivotal")) == "uniform@pivotal"

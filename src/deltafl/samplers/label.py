@@ -146,8 +146,12 @@ def needs_value(name: str, label: object) -> DeltaflError:
     return DeltaflError(f"{name} has no value in {str(label)!r}: write +{name}=VALUE")
 
 
-def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
-    """The label of a sampler that is given as a label, an instance or a class.
+def label_of(
+    sampler: "str | Label | Sampler | type[Sampler]",
+    estimator: str | None = None,
+) -> str:
+    """The label of a sampler that is given as a label, an instance or a class; of several names
+    one that stands for this estimator.
 
     That of a class of yours is ``Named``: text that carries the class.
 
@@ -180,8 +184,15 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
         made = rows[0].make({})
     design = vars(made).get("design")
     # Several rows may share a class, such as ``uniform`` and ``md``: the first one that makes the
-    # same sampler, and by its default design if there is one.
-    for row in sorted(rows, key=lambda row: row.design != design):
+    # same sampler, by this estimator, by its default design, and else without bias.
+    for row in sorted(
+        rows,
+        key=lambda row: (
+            row.estimator != (estimator or row.estimator),
+            row.design != design,
+            row.estimator != "horvitz-thompson",
+        ),
+    ):
         default = vars(row.make({}))
         options = {}
         for name in row.options:
@@ -199,10 +210,10 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
     )
 
 
-def method_of(sampler: Sampler) -> str:
+def method_of(sampler: Sampler, estimator: str | None = None) -> str:
     """The label of a sampler, which is what users write; if it has none, its class's name."""
     try:
-        return str(label_of(sampler))
+        return str(label_of(sampler, estimator))
     except DeltaflError:
         return type(sampler).__name__
 
