@@ -284,6 +284,8 @@ def test_the_answers_to_a_census_tell_errors_alone() -> None:
     advice = plan_for(plan.population, samplers=["uniform"])
     assert not advice.forecasts
     assert "for rounds and cost, plan with a task" in str(advice)
+    # What a notebook shows.
+    assert repr(advice) == str(advice)
     mean_d = update_md.mean(axis=0)
     spread = float(((update_md - mean_d) ** 2).sum()) / 19
     for row in advice.errors:

@@ -483,9 +483,9 @@ def test_what_is_no_executor_or_names_none_is_one_sentence(tmp_path: Path) -> No
         "dusk:1": "executor.*dask",
         "dask": "needs its scheduler's address",
         "local:partition": "write options of sbatch such as",
-        "slurm:partition=cpu": "slurm does not take these options.*slurm",
-        "local:x=1": "local does not take these options.*'x'",
-        "local:timeout_min=soon": "local does not take these options.*timeout_min",
+        "slurm:partition=cpu": "slurm takes no runs like this.*slurm",
+        "local:x=1": "local takes no runs like this.*'x'",
+        "local:timeout_min=soon": "local takes no runs like this.*timeout_min",
     }.items():
         pytest.importorskip("submitit")
         with (

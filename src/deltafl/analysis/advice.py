@@ -133,7 +133,7 @@ class Advice(NamedTuple):
             rows += [ErrorRow(method, *row) for row in found]
         return cls(None, Prices.read(None), None, rows)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         parts = [self._answer(), self._costs(), self._ended(), self._course(), self._errors()]
         return "\n\n".join(part for part in parts if part)
 

@@ -80,7 +80,7 @@ class Recommendation(NamedTuple):
     caveats: tuple[str, ...]  #: where the evidence is thin
     sample: int = 10  #: n, in the lines of ``usage``
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         tasks = (f"  {row}" for row in self.evidence)
         return "\n".join(
             [

@@ -59,7 +59,7 @@ def _submitit(cluster: str, options: str, folder: Path) -> Iterator[Any]:
         executor.update_parameters(**given)
         return executor
 
-    refused = f"{cluster} does not take these options"
+    refused = f"{cluster} takes no runs like this"
     with explained(refused), TemporaryDirectory() as trial:
         try:
             made(Path(trial))  # which makes a folder before it looks at them
