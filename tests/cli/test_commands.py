@@ -214,6 +214,34 @@ def test_a_comparison_without_its_facts_says_what_to_put_back(tmp_path: Path) ->
     assert "environment.json is not there: put the file back" in again.stderr
 
 
+EXITS = """
+import sys
+from dataclasses import dataclass
+from deltafl import Sampler
+
+@dataclass(frozen=True)
+class Exits(Sampler):
+    def init(self, population):
+        {}
+
+    def open(self, state, available_m, n, rng, oracle=None):
+        sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("begins", ["sys.exit()", "return ()"])
+@pytest.mark.parametrize("command", ["run", "compare", "tune", "plan"])
+def test_a_sampler_that_exits_ends_a_command_in_a_sentence(
+    command: str, begins: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(EXITS.format(begins))
+    ours = {"run": ["--sampler", "mine.py:Exits"]}.get(command, ["--samplers", "mine.py:Exits"])
+    sized = TINY if command != "plan" else [*TINY[:4], "--rounds", "4", "--goal", "0.5"]
+    done = deltafl(command, *sized, *ours, "--quiet", "--out", "out", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"deltafl: .*mine\.py line \d+\).*\n", done.stderr)
+
+
 def test_a_folder_in_use_is_not_overwritten_and_resume_must_agree(tmp_path: Path) -> None:
     first = deltafl_here("run", *TINY, "--out", "out", cwd=tmp_path)
     assert first.returncode == 0, first.stderr

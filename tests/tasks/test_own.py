@@ -933,7 +933,7 @@ def test_errors_of_this_library_keep_their_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "label", ["mine.py:ByLoss(power=2)@@hajek", "uniform@@mine.py:Control+average=0.5"]
 )
-@pytest.mark.parametrize("kind", ["ValueError", "FileNotFoundError"])
+@pytest.mark.parametrize("kind", ["ValueError", "FileNotFoundError", "SystemExit"])
 def test_an_own_sampler_or_control_that_fails_is_reported_with_its_line(
     tmp_path: Path, label: str, kind: str
 ) -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import typer
 
-from ..errors import DeltaflError
+from ..errors import OWN_ERRORS, DeltaflError
 from ..simulation.parallel.processes import failure_of
 from ..tasks.own import own_code_error
 
@@ -17,7 +17,7 @@ def own_code_explained(task: str, labels: Sequence[str]) -> Iterator[None]:
         yield
     except (DeltaflError, typer.Exit):
         raise
-    except Exception as error:
+    except OWN_ERRORS as error:
         # What the system refuses is explained where a command ends.
         if isinstance(error, OSError) and error.errno is not None:
             raise

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ... import __version__
 from ...calls import Named
-from ...errors import DeltaflError, MissingExtraError, explained, in_one_line
+from ...errors import OWN_ERRORS, DeltaflError, MissingExtraError, explained, in_one_line
 from ...store.files import below, make_folder, read_bytes, write_atomically
 from ...store.own_python import allow, allowed, names_in
 from ...tasks.registry import added_tasks, register
@@ -310,7 +310,7 @@ def _main(folder: Path) -> None:
     except KeyboardInterrupt:
         # Ctrl-C reaches all processes of a terminal; the user's own has it from there, too.
         os._exit(1)
-    except Exception as error:
+    except OWN_ERRORS as error:
         found = as_sent(error)
         if isinstance(found, JobError):
             # By them it is told whether the user's own code has failed.

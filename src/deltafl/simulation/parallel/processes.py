@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ...calls import Named
-from ...errors import DeltaflError, explained, in_one_line, log, require
+from ...errors import OWN_ERRORS, DeltaflError, explained, in_one_line, log, require
 from ...store.own_python import allow, allowed
 from ...tasks.registry import added_tasks, import_tasks, register, task_modules
 
@@ -50,7 +50,7 @@ class LostRun(BrokenExecutor):
     """A worker of an executor went away with what it played, or never began; the text says why."""
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: BaseException) -> Failure:
     """The failure behind an error that is being handled, from another process or from this one."""
     if isinstance(error, JobError):
         return error.failure
@@ -58,7 +58,7 @@ def failure_of(error: Exception) -> Failure:
     return Failure(traceback.format_exc(), in_one_line(error), places)
 
 
-def as_sent(error: Exception) -> DeltaflError | JobError:
+def as_sent(error: BaseException) -> DeltaflError | JobError:
     """An error that is being handled, as text: not every one can be sent, nor can tracebacks."""
     if isinstance(error, DeltaflError):
         return DeltaflError(str(error))
@@ -305,7 +305,7 @@ def _attempt(call: Packed) -> Any:
         with explained("another process cannot import what you gave", cure=cure):
             function = unpacked(call)
         return function()
-    except Exception as error:
+    except OWN_ERRORS as error:
         raise as_sent(error) from None
 
 
