@@ -35,7 +35,7 @@ from reproduction.text import MOST_ROWS
     [
         ({"tuning_seeds": [2]}, r"tuning_seeds \[2\] are test seeds too"),
         ({"parts": {"a": {"tier": "none"}}}, "unknown tier 'none'"),
-        ({"parts": {"a": {"tier": "all", "rates": [0.1, 0.1]}}}, "write each once"),
+        ({"parts": {"a": {"tier": "all", "rates": [0.1, 0.1]}}}, "count as one"),
         ({"parts": {"a": {"tier": "all", "methods": ["innovatoin"]}}}, "did you mean 'innovation'"),
         ({"tuning_validation": 0}, "tuning_validation"),
     ],
