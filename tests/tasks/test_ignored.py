@@ -20,7 +20,7 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import Dataset, Task, check_task, cross_entropy
-from deltafl.tasks.base import with_public, with_validation
+from deltafl.tasks.base import with_fewer_tests, with_public, with_validation
 from deltafl.tasks.ignored import ignored_labels
 
 CLASSES = 4
@@ -334,3 +334,24 @@ def test_what_is_held_out_leaves_each_client_a_label_that_counts() -> None:
     codes = replace(task.dataset, train_y=y[:, 0].copy(), test_y=task.dataset.test_y[:, 0])
     for seed in range(20):
         assert 1 in with_public(replace(task, dataset=codes), 2, seed).client_rows[1]
+
+
+def test_settings_that_leave_no_label_to_judge_by_are_refused(tmp_path: Path) -> None:
+    """Before anything is written; it was a traceback."""
+    task = task_of(cross_entropy, -100)
+    y = task.dataset.train_y
+    y[5:] = -100  # of each client all but the first
+    tests = task.dataset.test_y
+    tests[np.arange(30) != 15] = -100
+    for setting in ({"validation": 0.2}, {"test_examples": 1}):
+        (name,) = setting
+        with pytest.raises(DeltaflError, match=f"{name} leaves .* without a label that .*-100"):
+            compare(task, ["uniform"], seeds=1, rounds=1, out=tmp_path / "out", **setting)
+        assert not (tmp_path / "out" / "config.toml").exists()
+    for count in range(1, 31):
+        labels = tests[np.arange(count) * 30 // count]
+        if (labels != -100).any():
+            assert len(with_fewer_tests(task, count).dataset.test_y) == count
+        else:
+            with pytest.raises(DeltaflError, match="test_examples leaves"):
+                with_fewer_tests(task, count)

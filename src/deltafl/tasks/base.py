@@ -222,7 +222,7 @@ def with_fewer_tests(task: Task, count: int, rng: Rng | None = None) -> Task:
     test_clients = task.test_clients
     if test_clients is not None:
         test_clients = test_clients[row_e]
-    return replace(task, dataset=fewer, test_clients=test_clients)
+    return _tested(replace(task, dataset=fewer, test_clients=test_clients), "test_examples")
 
 
 def with_public(task: Task, count: int, seed: int) -> Task:
@@ -296,7 +296,19 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
     test_clients = task.test_clients
     if test_clients is not None:
         test_clients = np.concatenate(owners)[first_e]
-    return replace(task, dataset=parts, client_rows=kept, test_clients=test_clients)
+    split = replace(task, dataset=parts, client_rows=kept, test_clients=test_clients)
+    return _tested(split, "validation")
+
+
+def _tested(task: Task, setting: str) -> Task:
+    """The task that a setting has left with fewer test examples, of which a label must count."""
+    if task.counted_e.any():
+        return task
+    raise DeltaflError(
+        f"{setting} leaves {counted(len(task.counted_e), 'test example')}, without a label that "
+        f"counts, for the loss ignores {', '.join(map(str, task.ignored))}: raise {setting!r}, or "
+        "leave examples without such a label out of the data"
+    )
 
 
 def _learnt(task: Task, rows: npt.ArrayLike) -> IntArray:
