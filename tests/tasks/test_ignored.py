@@ -355,3 +355,45 @@ def test_settings_that_leave_no_label_to_judge_by_are_refused(tmp_path: Path) ->
         else:
             with pytest.raises(DeltaflError, match="test_examples leaves"):
                 with_fewer_tests(task, count)
+
+
+def of_weight_0() -> Any:
+    return nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1, 1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "left", "batch_size", "clients"),
+    [
+        (of_weight_0(), 3, 4, 0),  # three of twelve examples never fill a minibatch
+        (of_weight_0(), 6, 3, 1),
+        (of_weight_0(), 1, 11, 1),  # the last of a pass has one example
+        (of_weight_0(), 11, None, 0),
+        (masked, 6, 3, 0),  # its gradient is 0, for PyTorch's cross-entropy has it so
+        (nn.CrossEntropyLoss(ignore_index=0), 6, 3, 0),
+    ],
+)
+def test_minibatches_without_a_gradient_are_told_once(
+    loss: Any,
+    left: int,
+    batch_size: int | None,
+    clients: int,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """Told where they come, as training itself shows."""
+    y = RNG.integers(1, CLASSES, 60)
+    y[4::5][:left] = 0  # of client 4
+    data = Dataset("d", X[:60], y, X[60:], LABELS[60:, 0], CLASSES)
+    rows = [np.arange(k, 60, 5) for k in range(5)]
+    task = Task("d", data, rows, partial(nn.Linear, 5, CLASSES), loss)
+    settings: Any = {"batch_size": batch_size, "local_lr": 0.1}
+    compare(task, ["full", "uniform"], seeds=2, rounds=2, out=tmp_path / "out", **settings)
+    told = [text for text in caplog.messages if "gradient NaN" in text]
+    assert len(told) == (clients > 0)
+    for text in told:
+        assert "ignores (0)" in text
+        assert "1 client may draw one, such as client 4;" in text
+    engine = Engine(task, LocalWork(lr=0.1, epochs=1, batch_size=batch_size), 0)
+    replies = [engine.train(engine.initial_params(), k, np.arange(5)).update_nd for k in range(60)]
+    is_finite = np.isfinite(replies).all(axis=(0, 2))
+    assert is_finite.tolist() == [True] * 4 + [clients == 0]

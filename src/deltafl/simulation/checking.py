@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from ..errors import DeltaflError, log
+import numpy as np
+
+from ..errors import DeltaflError, counted, log
 from ..estimators.table import find_estimator
 from ..samplers.label import make_sampler, parse_label, split_settings
 from ..scale.memory_budget import memory_size, require_room
@@ -11,6 +13,7 @@ from ..server.first_round import FirstRound
 from ..server.size import Budget
 from ..store.room import free_ram, human
 from ..tasks.base import Task
+from ..tasks.model_checks import has_gradient
 from ..types import Json
 from .engine import BYTES_PER_PARAMETER, Engine
 from .folder.directory import RunDirectory
@@ -37,6 +40,7 @@ def check_comparison(
     engine = engine_for(run, out)
     task = engine.task
     require_own_columns(task.metrics)
+    warn_of_ignored(engine)
     data = data_of(run, task)
     if before is not None:
         RunDirectory(out).require_same_data(data)
@@ -121,6 +125,26 @@ def check_memory(
             f"{engine.num_params:,} numbers ({rows.dtype}): at most {human(size.ram)} of RAM{disk}"
         )
     require_room(size, rows, out)
+
+
+def warn_of_ignored(engine: Engine) -> None:
+    """Say which clients may draw a minibatch whose labels the loss all ignores, where its gradient
+    is NaN, as of a class of weight 0.
+    """
+    task = engine.task
+    may_draw = [
+        client
+        for client, rows in enumerate(task.client_rows)
+        if np.count_nonzero(~task.learnt_e[np.asarray(rows)]) >= min(engine.work.sizes(len(rows)))
+    ]
+    if may_draw and not has_gradient(task, np.flatnonzero(~task.learnt_e)):
+        log.warning(
+            f"a minibatch with nothing but labels that the loss ignores "
+            f"({', '.join(map(str, task.ignored))}) has the gradient NaN, and the reply of its "
+            f"client does not count: {counted(len(may_draw), 'client')} may draw one, such as "
+            f"client {may_draw[0]}; leave such examples out, or let the loss have the gradient 0 "
+            "there, as PyTorch's cross-entropy has of -100"
+        )
 
 
 def require_clients(settings: RunSettings, task: Task) -> None:

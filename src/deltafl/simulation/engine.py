@@ -79,7 +79,7 @@ class Engine:
                 "float32: leave torch.set_default_dtype out"
             )
         model = new_model(task.make_model, seed)
-        if any(work.has_single(len(rows)) for rows in task.client_rows):
+        if any(1 in work.sizes(len(rows)) for rows in task.client_rows):
             check_single(task, model, seed)
         self.parts = task.parts_of(model)
         freeze(model, self.parts)  # the route goes by what has a gradient

@@ -34,7 +34,7 @@ from .callbacks.followers import (
 )
 from .callbacks.own_rules import OwnCallback, Yours, copies, own_callbacks
 from .census import Asked, ask_everyone
-from .checking import check_memory, require_clients, require_same_sampler
+from .checking import check_memory, require_clients, require_same_sampler, warn_of_ignored
 from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
 from .folder.continuing import continued
@@ -325,6 +325,7 @@ def run_single(
         # What cannot be played is refused before anything is written.
         require_own_columns(engine.task.metrics)
         require_clients(settings, engine.task)
+        warn_of_ignored(engine)
         plan_of(settings, population_of(settings, engine.task), engine.task)
         check_memory(
             settings,

@@ -13,7 +13,8 @@ from ..errors import OWN_ERRORS, DeltaflError
 from ..model.arrays import NamedArrays, copied, listed, require_apart, tensors_of
 from ..model.parts import freeze
 from ..streams import stream
-from .base import Task, first_examples
+from ..types import IntArray
+from .base import TRIED_EXAMPLES, Task, first_examples, model_inputs, spread
 from .losses import Loss, Module, Tensor
 from .metrics import (
     is_of_library,
@@ -44,6 +45,25 @@ def check_single(task: Task, original: Module, seed: int) -> None:
                 f"batch_size, and {error}; write another batch_size, or None, or let the model "
                 "take one example"
             ) from error
+
+
+def has_gradient(task: Task, row_n: IntArray) -> bool:
+    """Whether some training examples have a finite gradient; yes where the model, or the loss, does
+    not take them.
+    """
+    from .draws import seeded
+    from .modules import spare_single_values, torch
+
+    data = task.dataset
+    some = row_n[spread(len(row_n), TRIED_EXAMPLES)]
+    x = model_inputs(task, torch.tensor(data.train_x[some]))
+    with suppress(*OWN_ERRORS), seeded(stream(0, "model")):
+        model = copied(task.make_model()).train()
+        spare_single_values(model)
+        task.loss(model(x), torch.tensor(data.train_y[some])).backward()
+        found = [param.grad.to_dense() for param in model.parameters() if param.grad is not None]
+        return all(bool(gradient.isfinite().all()) for gradient in found)
+    return True
 
 
 def made_model(task: Task, x: Tensor) -> Module:

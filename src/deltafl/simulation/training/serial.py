@@ -77,12 +77,15 @@ class LocalWork:
             return self.steps
         return (self.epochs or 1) * self.batches_a_pass(num_examples)
 
-    def has_single(self, num_examples: int) -> bool:
-        """Whether a minibatch of a client with so many examples has one."""
+    def sizes(self, num_examples: int) -> set[int]:
+        """How many examples the minibatches of a client with so many have: the last of a pass,
+        which may not come, has the rest.
+        """
         size = self.minibatch_size(num_examples)
-        # The last of a pass may not come.
-        ends = self.num_steps(num_examples) >= self.batches_a_pass(num_examples)
-        return size == 1 or (ends and num_examples % size == 1)
+        rest = num_examples % size
+        if rest > 0 and self.num_steps(num_examples) >= self.batches_a_pass(num_examples):
+            return {size, rest}
+        return {size}
 
 
 class LocalJob(NamedTuple):
