@@ -1,6 +1,7 @@
 """Dropout in a cohort: each client's masks are its own, whoever trains beside it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -205,3 +206,34 @@ def test_masks_are_used_in_bfloat16() -> None:
     found, twin = (e.train(params_d, 3, np.arange(6)).update_nd for e in (engine, exact))
     difference = np.linalg.norm(found - twin) / np.linalg.norm(twin)
     assert 1e-4 < difference < 0.1  # other masks would make it larger
+
+
+class Attention(nn.Module):
+    """Drops weights of its attention itself, without a layer that could take a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, dropout=0.5, batch_first=True)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.squeeze(1)
+        mixed, _ = self.attention(rows, rows, rows, need_weights=False)
+        return torch.as_tensor(self.head(mixed.mean(dim=1)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_attention_drops_for_each_client_what_its_own_generator_says(device: str) -> None:
+    """Of clients with the same examples each has its own update, whoever trains beside it."""
+    task = task_of(make_model=Attention)
+    task = replace(task, client_rows=[task.client_rows[1]] * 4)
+    work = LocalWork(lr=0.5, steps=1, batch_size=None)
+    engine = Engine(task, work, 0, how=Computation(device))
+    params_d = engine.initial_params()
+    whole = engine.train(params_d, 3, np.arange(4)).update_nd
+    size = np.abs(whole).max()
+    for client in range(4):
+        alone = engine.train(params_d, 3, np.array([client])).update_nd[0]
+        np.testing.assert_allclose(alone, whole[client], rtol=0, atol=1e-5 * size)
+        for other in range(client):
+            assert np.abs(whole[client] - whole[other]).max() > 1e-2 * size
