@@ -116,7 +116,7 @@ def test_a_client_may_be_known_by_a_number(number: Any) -> None:
 
 def test_too_few_clients_are_an_error_with_the_reason() -> None:
     with pytest.raises(
-        DeltaflError, match=r"2 clients are registered and connected after 0 s, 3 are needed"
+        DeltaflError, match=r"2 clients are .* after 0 s, 3 are needed; .* raise wait_for_nodes$"
     ):
         start(DeltaStrategy("uniform", n=3, wait_for_nodes=0), FakeGrid(linear_app(), configs(2)))
     with pytest.raises(

@@ -142,10 +142,13 @@ class Directory:
                     return able
             if over:
                 silent = len(self._queries.keys() | self._failed.keys())
+                others = ""
+                if silent:
+                    others = f". {silent} more did not register (the last: {self._last_fault})"
                 raise DeltaflError(
                     f"{len(able)} clients are registered and connected after {seconds:g} s, "
                     f"{needed} are needed; start more SuperNodes, lower min_nodes, or raise "
-                    f"wait_for_nodes. {silent} more did not register (the last: {self._last_fault})"
+                    f"wait_for_nodes{others}"
                 )
             if len(able) < needed:
                 self._log_failures()
