@@ -368,6 +368,20 @@ def test_an_augmentation_that_draws_from_its_own_generator_is_refused(
         check_task(task_of("mlp", augment=augment), "own", 0)
 
 
+@pytest.mark.parametrize("often", [1.0, 0.5])
+def test_a_metric_that_draws_from_its_own_generator_is_refused(often: float) -> None:
+    rng = np.random.default_rng(0)
+
+    def bootstrap(output: npt.NDArray[Any], y: npt.NDArray[Any]) -> float:
+        some: Any = slice(None)
+        if rng.random() < often:
+            some = rng.integers(0, len(y), len(y))
+        return float(np.abs(output.max(axis=1) - y)[some].mean())
+
+    with pytest.raises(DeltaflError, match=r"bootstrap is .* and then .* of the same outputs"):
+        check_task(task_of("mlp", metric=bootstrap), "own", 0)
+
+
 class Smooth(torch.nn.Module):
     """Its outputs are damped where they are steep, in training."""
 

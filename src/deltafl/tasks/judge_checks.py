@@ -6,7 +6,7 @@ Every mistake is one sentence.
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from math import isnan, prod, sqrt
+from math import isclose, isnan, prod, sqrt
 from reprlib import repr as shown
 
 import numpy as np
@@ -22,6 +22,7 @@ from .metrics import (
     NUMBERS,
     Metric,
     Numbers,
+    is_of_library,
     targets_of,
 )
 from .trying import loss_or_nan, tried
@@ -39,6 +40,8 @@ _OF_LOGITS = (
 _OF_ORDER = ("roc_auc", "average_precision")
 #: Columns of a table of which the smallest and the largest number are tried.
 _TRIED_COLUMNS = 256
+#: How often a metric of the user's own is tried: by chance two draws may agree.
+_OWN_CALLS = 4
 
 
 def check_metrics(task: Task, model: Module, rng: Rng) -> None:
@@ -89,14 +92,24 @@ def _require_value(
     tries: Iterable[tuple[Numbers, Numbers]],
     ignored: Sequence[int],
 ) -> None:
-    """Refuse a metric that has no value on any of the outputs and targets."""
+    """Refuse a metric that has no value on any of the outputs and targets, or several."""
     faults = []
+    calls = 1 if is_of_library(metric.name) else _OWN_CALLS
     for output, y in tries:
         try:
-            if not isnan(metric(output, y, ignored)):
-                return
+            value, *others = (metric(output, y, ignored) for _ in range(calls))
         except DeltaflError as fault:
             faults.append(fault)
+            continue
+        for other in others:
+            if not isclose(other, value, rel_tol=1e-6) and not isnan(value):
+                raise DeltaflError(
+                    f"{metric.heading} is {value:g} and then {other:g} of the same outputs; let it "
+                    "draw from torch, numpy.random or random, which are seeded, and remember "
+                    "nothing"
+                )
+        if not isnan(value):
+            return
     if faults:
         raise faults[0]
     raise DeltaflError(
