@@ -382,6 +382,44 @@ def test_a_metric_that_draws_from_its_own_generator_is_refused(often: float) -> 
         check_task(task_of("mlp", metric=bootstrap), "own", 0)
 
 
+#: Generators, and what draws a number from each.
+GENERATORS: dict[str, tuple[Any, Callable[[Any], float]]] = {
+    "torch": (torch.Generator, lambda rng: float(torch.rand(1, generator=rng))),
+    "NumPy": (partial(np.random.default_rng, 0), lambda rng: float(rng.random())),
+    "older NumPy": (np.random.RandomState, lambda rng: float(rng.rand())),
+    "Python": (random.Random, lambda rng: float(rng.random())),
+}
+
+
+class Holds(torch.nn.Module):
+    """Has a generator in a layer of its own, and draws from it when it is made, and in training."""
+
+    def __init__(self, name: str, in_training: bool) -> None:
+        super().__init__()
+        make, self.draw = GENERATORS[name]
+        self.layers = mlp(17, [9], CLASSES)
+        self.layers.rng = make()
+        self.factor = 1 + self.draw(self.layers.rng)
+        self.in_training = in_training
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layers(x)
+        if self.training and self.in_training:
+            return output * self.draw(self.layers.rng)
+        return output
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_model_that_draws_from_its_own_generator_is_refused(name: str) -> None:
+    """Of it each client would have a copy, and the same numbers in every round."""
+    with pytest.raises(DeltaflError, match=r"from a generator that it holds, 'layers\.rng'"):
+        check_task(task_of("mlp", make_model=partial(Holds, name, True)), "own", 0)
+
+
+def test_a_model_may_hold_a_generator_by_which_it_was_made() -> None:
+    assert_equal_to_twins(task_of("mlp", make_model=partial(Holds, "NumPy", False)))
+
+
 class Smooth(torch.nn.Module):
     """Its outputs are damped where they are steep, in training."""
 

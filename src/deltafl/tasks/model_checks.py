@@ -3,11 +3,15 @@
 Every mistake is one sentence.
 """
 
+import pickle
+import random
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from ..errors import OWN_ERRORS, DeltaflError
 from ..model.arrays import NamedArrays, copied, listed, require_apart, tensors_of
@@ -139,6 +143,14 @@ def check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Module
     # Without it ``backward`` would raise; what follows says better what is wrong.
     if loss.requires_grad:
         tried("the gradient of the loss failed", loss.backward)
+    before = _own_generators(original)
+    for name, held in _own_generators(model).items():
+        if held != before.get(name, held):
+            raise DeltaflError(
+                f"the model draws from a generator that it holds, {name!r}, and each client would "
+                "draw the same numbers from it in every round; draw from torch, numpy.random or "
+                "random, which are seeded"
+            )
     lost = [name for name, param in original.named_parameters() if param.grad is not None]
     if lost:
         raise DeltaflError(
@@ -165,6 +177,19 @@ def check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Module
             "output by torch alone, without detach, item or no_grad, and leave a parameter of the "
             "model trainable"
         )
+
+
+def _own_generators(model: Module) -> dict[str, bytes]:
+    """The generators that modules hold, by name, with their states."""
+    from .modules import torch
+
+    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    found = {}
+    for place, part in model.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, kinds):
+                found[f"{place}.{name}".lstrip(".")] = pickle.dumps(value)
+    return found
 
 
 def _forward(task: Task, model: Module, x: Tensor) -> Any:
