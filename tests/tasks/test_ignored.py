@@ -19,7 +19,7 @@ from deltafl import compare
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
-from deltafl.tasks import Dataset, Task, check_task, cross_entropy
+from deltafl.tasks import Dataset, Task, check_task, cross_entropy, from_torch
 from deltafl.tasks.base import with_fewer_tests, with_public, with_validation
 from deltafl.tasks.ignored import ignored_labels
 
@@ -397,3 +397,29 @@ def test_minibatches_without_a_gradient_are_told_once(
     replies = [engine.train(engine.initial_params(), k, np.arange(5)).update_nd for k in range(60)]
     is_finite = np.isfinite(replies).all(axis=(0, 2))
     assert is_finite.tolist() == [True] * 4 + [clients == 0]
+
+
+@pytest.mark.parametrize("padding", [255, -1])
+@pytest.mark.parametrize(
+    "loss",
+    [nn.CrossEntropyLoss, partial(partial, functional.cross_entropy)],
+    ids=["class", "partial"],
+)
+def test_a_label_that_was_numbered_is_not_ignored_by_its_old_number(
+    padding: int, loss: Callable[..., Any]
+) -> None:
+    """It was learnt as one class more."""
+    y = LABELS[:, 0] - 1
+    y[::4] = padding
+    held = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(y))
+    task = from_torch(held, partition="iid", clients=5, make_model=partial(nn.Linear, 5, 4))
+    number = [*np.unique(y)].index(padding)
+    wrong = replace(task, loss=loss(ignore_index=padding))
+    with pytest.raises(DeltaflError, match=f"label {padding}, .*write ignore_index={number},"):
+        check_task(wrong, "d", 0)
+    right = replace(task, loss=loss(ignore_index=number))
+    check_task(right, "d", 0)
+    assert right.ignored == (number,)
+    # A class may be called so, too.
+    named = replace(task.dataset, class_names=["None", "0", "1", "2"])
+    check_task(replace(task, dataset=named), "d", 0)

@@ -14,6 +14,7 @@ from ..model.arrays import copied
 from ..streams import stream
 from .base import Task, first_examples
 from .dataset import Dataset
+from .ignored import ignore_index
 from .judge_checks import check_ends, check_loss, check_metrics
 from .losses import Module, Tensor
 from .metrics import (
@@ -221,6 +222,16 @@ def _check_labels(task: Task) -> None:
     """Refuse labels that are no class, unless the loss ignores them."""
     data = task.dataset
     most = data.num_classes - 1
+    named = ignore_index(task.loss)
+    # Labels of tables and data sets were numbered 0, 1, ..., and nothing would be ignored.
+    is_old = named is not None and not 0 <= named <= most
+    if is_old and str(named) in data.class_names:
+        number = [*data.class_names].index(str(named))
+        raise DeltaflError(
+            f"the loss ignores the label {named}, which is class {number} of the task, as labels "
+            f"are numbered 0, 1, ... in their order: write ignore_index={number}, or leave these "
+            "examples out"
+        )
     for part, y in (("train", data.train_y), ("test", data.test_y)):
         label_n = y[counts(y, task.ignored)]
         require_that(

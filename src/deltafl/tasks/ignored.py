@@ -37,16 +37,23 @@ def ignored_labels(loss: Loss, y: Array, num_classes: int) -> tuple[int, ...]:
         return tuple({-100} & {*others})
     count_c = np.bincount(label_e[is_class_e], minlength=num_classes)
     classes = np.argsort(-count_c, kind="stable")
-    named: Any = getattr(loss, "ignore_index", None)
+    named = ignore_index(loss)
     for trial in _trials(loss, y, num_classes):
         tried = classes[: trial.most].tolist()
-        if isinstance(named, int) and 0 <= named < num_classes:
+        if named is not None and 0 <= named < num_classes:
             tried.append(named)
         found = trial.ignored([*dict.fromkeys([*tried, *others])])
         # A loss that nothing moves ignores no label: what is wrong with it is said elsewhere.
         if found is not None:
             return found
     return ()
+
+
+def ignore_index(loss: Loss) -> int | None:
+    """The label that a loss ignores by its own words, also as an option of a ``partial``."""
+    options = getattr(loss, "keywords", {})
+    named: Any = getattr(loss, "ignore_index", options.get("ignore_index"))
+    return named if isinstance(named, int) else None
 
 
 def _trials(loss: Loss, y: Array, num_classes: int) -> "Iterator[_Trial]":
