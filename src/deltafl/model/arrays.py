@@ -301,19 +301,18 @@ def _place(tensor: Any) -> tuple[object, ...]:
     return tensor.data_ptr(), shape, tensor.stride(), tensor.dtype, str(tensor.device)
 
 
-def copied(module: Any, shared: Mapping[int, Any] | None = None) -> Any:
-    """A copy of a torch module into whose parameters and buffers one can write; what is ``shared``,
-    by its id, is not copied.
+def copied(module: Any, memo: dict[int, Any] | None = None) -> Any:
+    """A copy of a torch module into whose parameters and buffers one can write; what is in the
+    ``memo`` of ``copy.deepcopy``, by its id, is not copied, and all copies are there afterwards.
     """
+    memo = {} if memo is None else memo
     # Pruning and weight_norm keep a weight that they compute anew in each pass: a part of a graph,
     # which PyTorch does not copy. What the memo holds deepcopy takes for copied.
-    computed = {
-        id(value): value.detach().clone()
-        for part in module.modules()
-        for value in vars(part).values()
-        if getattr(value, "grad_fn", None) is not None
-    }
-    model = copy.deepcopy(module, {**(shared or {}), **computed})
+    for part in module.modules():
+        for value in vars(part).values():
+            if getattr(value, "grad_fn", None) is not None:
+                memo[id(value)] = value.detach().clone()
+    model = copy.deepcopy(module, memo)
     for tensor in [*model.parameters(), *model.buffers()]:
         # TorchScript copies by a step of the graph, which would take the gradient back to the old.
         if not tensor.is_leaf:

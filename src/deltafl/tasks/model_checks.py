@@ -35,14 +35,11 @@ def check_single(task: Task, original: Module, seed: int) -> None:
         DeltaflError: If they do not, as with normalisation over the minibatch alone.
     """
     from .draws import seeded
-    from .modules import spare_single_values
 
     x, y = first_examples(task, 1)
     with seeded(stream(seed, "model")):
-        model = copied(original)
-        spare_single_values(model)
         try:
-            check_step(task, model, x, y, original)
+            check_step(task, original, x, y)
         except DeltaflError as error:
             raise DeltaflError(
                 f"{task.name}: some minibatches have one example, by the clients' sizes and "
@@ -104,12 +101,17 @@ def _lazy(what: str, x: Tensor) -> DeltaflError:
     return DeltaflError(f"{what}; run it once in make_model, such as model(torch.zeros({shape}))")
 
 
-def check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Module) -> None:
-    """Evaluate the model, then train it, for some models differ there; it is a copy of the
-    ``original``.
-    """
-    from .modules import torch
+def check_step(task: Task, original: Module, x: Tensor, y: Tensor) -> None:
+    """Evaluate a copy of the model, then train it, for some models differ there."""
+    from .modules import spare_single_values, torch
 
+    memo: dict[int, Any] = {}
+    model = copied(original, memo)
+    spare_single_values(model)
+    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    # Wherever the model holds them.
+    generators = [one for one in memo.values() if isinstance(one, kinds)]
+    before = [*map(pickle.dumps, generators)]
     # Of the original: NumPy's view of an array would keep a forward pass from resizing it.
     shapes = _shapes(original)
     params = dict(model.named_parameters())
@@ -143,14 +145,12 @@ def check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Module
     # Without it ``backward`` would raise; what follows says better what is wrong.
     if loss.requires_grad:
         tried("the gradient of the loss failed", loss.backward)
-    before = _own_generators(original)
-    for name, held in _own_generators(model).items():
-        if held != before.get(name, held):
-            raise DeltaflError(
-                f"the model draws from a generator that it holds, {name!r}, and each client would "
-                "draw the same numbers from it in every round; draw from torch, numpy.random or "
-                "random, which are seeded"
-            )
+    if [*map(pickle.dumps, generators)] != before:
+        raise DeltaflError(
+            "the model draws from a generator that it holds, and each client would draw the same "
+            "numbers from its copy in every round; draw from torch, numpy.random or random, which "
+            "are seeded"
+        )
     lost = [name for name, param in original.named_parameters() if param.grad is not None]
     if lost:
         raise DeltaflError(
@@ -177,19 +177,6 @@ def check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Module
             "output by torch alone, without detach, item or no_grad, and leave a parameter of the "
             "model trainable"
         )
-
-
-def _own_generators(model: Module) -> dict[str, bytes]:
-    """The generators that modules hold, by name, with their states."""
-    from .modules import torch
-
-    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-    found = {}
-    for place, part in model.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, kinds):
-                found[f"{place}.{name}".lstrip(".")] = pickle.dumps(value)
-    return found
 
 
 def _forward(task: Task, model: Module, x: Tensor) -> Any:
