@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltafl.errors import DeltaflError, printable
+from deltafl.errors import DeltaflError, counted, printable
 
 #: Surrogates too: names of files that are no text reach Python with them.
 ANYTHING = st.text(st.characters())
@@ -45,6 +45,14 @@ def test_foreign_text_is_one_visible_line_of_a_limited_length(text: str, limit: 
 )
 def test_what_cannot_be_seen_is_written_as_python_writes_it(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(n, "round") for n in (0, 1, 2, "1", "1.0")] == [
+        "0 rounds", "1 round", "2 rounds", "1 round", "1.0 rounds"
+    ]  # fmt: skip
+    assert counted(1, "reply was", "replies were") == "1 reply was"
+    assert counted(2, "reply was", "replies were") == "2 replies were"
 
 
 def test_a_long_text_keeps_its_ends() -> None:

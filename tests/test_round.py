@@ -768,7 +768,7 @@ def test_a_round_of_which_all_replies_are_refused_is_a_warning(
 ) -> None:
     info = closed([None, np.zeros(5), np.full(2, np.nan)])
     assert info.warning == (
-        "all 2 replies were refused and nothing was learnt; the first, of client 1: update has "
+        "all replies were refused and nothing was learnt; the first of 2, of client 1: update has "
         "shape (5,), "
         "expected (2,)"
     )

@@ -245,6 +245,8 @@ def in_one_line(error: BaseException, path: Path | None = None) -> str:
     return f"{sentence} (line {lines[-1]})"
 
 
-def counted(count: object, what: str) -> str:
-    """A number of things, such as ``1 round`` and ``20 rounds``."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def counted(count: object, one: str, several: str | None = None) -> str:
+    """A number of things, such as ``1 round`` and ``20 rounds``; ``several`` is what stands behind
+    other numbers than 1 where that is more than an s.
+    """
+    return f"{count} {one if str(count) == '1' else several or f'{one}s'}"

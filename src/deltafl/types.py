@@ -550,8 +550,8 @@ class RoundInfo(NamedTuple):
         refused = self.refused
         if self.num_responded or not refused:
             return None
-        first = f"the first, of client {refused[0].client}: {refused[0].reason}"
-        return f"all {len(refused)} replies were refused and nothing was learnt; {first}"
+        first = f"the first of {len(refused)}, of client {refused[0].client}: {refused[0].reason}"
+        return f"all replies were refused and nothing was learnt; {first}"
 
 
 def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:

@@ -59,7 +59,7 @@ def test_weights_of_the_absent_leave_and_come_back() -> None:
     assert fed.keys == here
     assert fed.plan.population.weight_m == pytest.approx(sizes[:3] / 45)
     assert fed.warnings == [
-        "2 clients were not there for 4 rounds and do not count until they return: 'client:3', "
+        "2 clients were not there for 4 rounds; not counted until they return: 'client:3', "
         "'client:4'"
     ]
     admit(fed, sizes_of(5))

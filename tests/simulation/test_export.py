@@ -237,7 +237,7 @@ def test_what_holds_no_model_is_refused(tmp_path: Path) -> None:
     (one / "config.toml").touch()
     to = tmp_path / "model.safetensors"
     for folder, file, fragment in (
-        (tmp_path, to, "holds 1 runs; name one of them, such as .*uniform-seed0"),
+        (tmp_path, to, "holds 1 run; name one, such as .*uniform-seed0"),
         (to, to, "no run with"),
         (tmp_path, tmp_path / "model.onnx", "must end in .safetensors or .pt"),
     ):

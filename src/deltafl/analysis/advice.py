@@ -7,7 +7,7 @@ import numpy as np
 
 from ..audit.error_by_size import error_by_size
 from ..audit.methods import KnownUpdates
-from ..errors import DeltaflError
+from ..errors import DeltaflError, counted
 from ..estimators.two_bits import BLOCK, code_length, decode
 from ..plan import make_plan
 from ..round import init_round
@@ -158,7 +158,8 @@ class Advice(NamedTuple):
         elif self.ratio is not None:
             lines += [
                 f"{_PLAIN}, at its best with n = {plain.n}, would need about "
-                f"{plain.rounds.mean:.0f} rounds, {plain.trainings.mean:.0f} trainings",
+                f"{counted(f'{plain.rounds.mean:.0f}', 'round')}, "
+                f"{counted(f'{plain.trainings.mean:.0f}', 'training')}",
                 f"and cost {_number(plain.cost)}, {_text(self.ratio, '.2f')} times as much.",
             ]
         # Whoever names no prices is told to ask one client a round, for as long as it takes.

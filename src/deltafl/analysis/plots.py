@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError, printable, require, unknown_name
+from ..errors import DeltaflError, counted, printable, require, unknown_name
 from ..server.table import sized_by
 from ..store.files import make_folder, name_for_file, write_atomically
 from ..types import FloatArray, judge_of
@@ -410,10 +410,10 @@ def panel_title(title: str, runs: Sequence[Run]) -> str:
 def setting_text(runs: Sequence[Run]) -> str:
     """How many clients there are, how many of them are asked, and the seeds, for a title."""
     seeds = len({run.seed for run in runs})
-    texts = [f"{len(runs[0].draws_m):,} clients"]
+    texts = [counted(f"{len(runs[0].draws_m):,}", "client")]
     if n := _samples(runs):
         texts.append(f"{n} selected a round")
-    return ", ".join([*texts, f"{seeds} seed{'s' * (seeds > 1)}"])
+    return ", ".join([*texts, counted(seeds, "seed")])
 
 
 def _samples(runs: Sequence[Run]) -> str:

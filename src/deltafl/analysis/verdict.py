@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..errors import printable
+from ..errors import counted, printable
 from ..samplers.label import base_name, bias_of
 from ..server.clipping import RADIUS
 from ..server.table import sized_by
@@ -239,7 +239,7 @@ def _savings(summary: Summary, best: str) -> list[str]:
         # Where one of them never got there, nothing can be compared.
         if not reached or reached.rounds is None:
             return []
-        text = f"{rounds_text(reached)} rounds"
+        text = counted(rounds_text(reached), "round")
         if begins_with_census(str(label)):
             text += " (the first with all clients)"
         if reached.clock is None:

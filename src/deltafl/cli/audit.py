@@ -15,7 +15,7 @@ from ..audit.control import check_control
 from ..audit.methods import AuditRow, KnownUpdates, Subject, label_to_audit
 from ..audit.methods import audit as audit_methods
 from ..audit.mse_bounds import least_mse
-from ..errors import OWN_ERRORS, DeltaflError, explained, in_one_line, log
+from ..errors import OWN_ERRORS, DeltaflError, counted, explained, in_one_line, log
 from ..estimators.table import find_estimator
 from ..samplers.base import RunFacts
 from ..samplers.label import base_name, make_sampler, parse_label, split_labels
@@ -137,8 +137,8 @@ def audit(ctx: typer.Context) -> None:
         kind = "least MSE of any design of fixed size"
     failed = sum(not row.passes for row in rows)
     say(
-        f"Methods: {len(rows)}, with {population.num_clients} clients, {subject.n} selected; "
-        f"{failed} claims fail."
+        f"Methods: {len(rows)}, with {counted(population.num_clients, 'client')}, {subject.n} "
+        f"selected; {failed} claims fail."
     )
     say(f"Ratio: to {relative:.4g}, {kind}, without control variates.")
     if any(row.needs_scores and row.claims_unbiased for row in rows):

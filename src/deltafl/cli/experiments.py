@@ -441,11 +441,9 @@ def _print_refusals(folder: Path) -> None:
         round, client, reason, _ = refused[0]
         lost = len({round for round, *_, all_refused in refused if all_refused})
         first = f"the first in {folder.name}, round {round}, client {client}: {reason}"
-        rounds = f"; in {lost} rounds all were, and the model learnt nothing" if lost else ""
-        say(
-            f"{len(refused)} replies were refused and count as missing, {first}{rounds}",
-            error=True,
-        )
+        rounds = f"; in {counted(lost, 'round')} all were, and nothing was learnt" if lost else ""
+        count = counted(len(refused), "reply was", "replies were")
+        say(f"{count} refused and treated as missing, {first}{rounds}", error=True)
 
 
 def _tracked(name: str | None, folder: Path) -> AbstractContextManager[OnRound]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import OWN_ERRORS, DeltaflError, is_in
+from ..errors import OWN_ERRORS, DeltaflError, counted, is_in
 from ..types import BoolArray, Cohort, FloatArray, IntArray, is_whole
 
 
@@ -31,7 +31,8 @@ def check_cohort_size(n: Any, m: int) -> None:
     """Raise a ``DeltaflError`` unless 1 <= n <= m."""
     if not is_whole(n) or not 1 <= n <= m:
         raise DeltaflError(
-            f"cannot sample {n!r} of {m} clients; it must be a whole number from 1 to {m}"
+            f"cannot sample {n!r} of {counted(m, 'client')}; it must be a whole number from 1 to "
+            f"{m}"
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..accumulate import Accumulator
-from ..errors import DeltaflError, printable
+from ..errors import DeltaflError, counted, printable
 from ..estimators.two_bits import code_length, read_codes
 from ..model.arrays import LARGEST_ENTRY, Arrays, listed
 from ..model.parts import parts_of_copies, patterns_of, split
@@ -201,8 +201,8 @@ class Federation:
         with suppress(CannotResizeError):
             self._keep(left)
             self.warnings.append(
-                f"{len(gone)} clients were not there for {after} rounds and do not count until "
-                f"they return: {listed(gone)}"
+                f"{counted(len(gone), 'client was', 'clients were')} not there for "
+                f"{counted(after, 'round')}; not counted until they return: {listed(gone)}"
             )
 
     def _keep(self, left: dict[str, ClientInfo]) -> None:

@@ -19,7 +19,7 @@ from flwr.supercore import log
 from flwr.superlink.grid import InMemoryGrid
 from pydantic import BaseModel, StringConstraints
 
-from ..errors import DeltaflError, printable
+from ..errors import DeltaflError, counted, printable
 from ..federation.clients import ClientInfo
 from ..federation.exchange import RECORD
 from ..federation.registration import CURE, NO_REGISTRATION, read_info
@@ -146,9 +146,9 @@ class Directory:
                 if silent:
                     others = f". {silent} more did not register (the last: {self._last_fault})"
                 raise DeltaflError(
-                    f"{len(able)} clients are registered and connected after {seconds:g} s, "
-                    f"{needed} are needed; start more SuperNodes, lower min_nodes, or raise "
-                    f"wait_for_nodes{others}"
+                    f"{counted(len(able), 'client is', 'clients are')} registered and connected "
+                    f"after {seconds:g} s, {needed} are needed; start more SuperNodes, lower "
+                    f"min_nodes, or raise wait_for_nodes{others}"
                 )
             if len(able) < needed:
                 self._log_failures()

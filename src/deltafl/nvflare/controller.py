@@ -23,7 +23,7 @@ from nvflare.fuel.f3.cellnet import cell as cells
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
-from ..errors import DeltaflError, printable
+from ..errors import DeltaflError, counted, printable
 from ..federation import replies
 from ..federation.clients import ClientInfo
 from ..federation.exchange import RECORD, Question
@@ -185,7 +185,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         present = federation.let_in(registered)
         if len(present) < self.rules.min_clients:
             raise DeltaflError(
-                f"{len(present)} clients have registered, {self.rules.min_clients} are needed; "
+                f"{counted(len(present), 'client has', 'clients have')} registered, "
+                f"{self.rules.min_clients} are needed; "
                 "raise registration_timeout, lower min_clients, or use DeltaClient in scripts"
             )
         number = federation.round

@@ -33,7 +33,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, counted
 from ..scale.numerics import inner
 from ..types import EVERYONE, FloatArray, Reports, Sizes, Within
 from .first_round import FirstRound
@@ -195,8 +195,9 @@ class Budget(ServerPart):
             least += cost_m.sum() - cost_m.min()
         if self.budget < least:
             raise DeltaflError(
-                f"budget is {self.budget:g}, and {self.budget_rounds} rounds with one client each "
-                f"cost {least:g}, a first one of everyone included: raise it, or play fewer rounds"
+                f"budget is {self.budget:g}, and {counted(self.budget_rounds, 'round')} with one "
+                f"client each cost {least:g}, a first one of everyone included: raise it, or "
+                "play fewer rounds"
             )
 
     def init(self, plan: PlanOfParts, params_d: Any) -> BudgetState:

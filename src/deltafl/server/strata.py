@@ -25,7 +25,7 @@ import numpy as np
 
 from ..designs.strata import allocate, draw_from_each
 from ..designs.table import draw_cohort
-from ..errors import DeltaflError, printable
+from ..errors import DeltaflError, counted, printable
 from ..types import BoolArray, Cohort, IntArray, Strata
 from .part import Drawing, PlanOfParts, ServerPart, require_draws
 
@@ -90,8 +90,8 @@ class ByStrata(ServerPart):
         if self.stages:
             if self.stages > most_stages:
                 raise DeltaflError(
-                    f"stages is {self.stages}, with {count} strata and cohorts of {plan.n} "
-                    f"clients; it must be at most {most_stages}"
+                    f"stages is {self.stages}, with {count} strata and cohorts of "
+                    f"{counted(plan.n, 'client')}; it must be at most {most_stages}"
                 )
             return
         if is_fixed and self.at_least * count > plan.n:

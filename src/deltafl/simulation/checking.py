@@ -60,8 +60,8 @@ def check_comparison(
         clients = task_of(settings.run(settings.samplers[0], seed)).num_clients
         if clients != task.num_clients:
             raise DeltaflError(
-                f"{task.name} has {task.num_clients} clients with seed {first} and {clients} with "
-                f"seed {seed}; make as many with every seed, or leave this seed out"
+                f"{task.name} has {counted(task.num_clients, 'client')} with seed {first} and "
+                f"{clients} with seed {seed}; make as many with every seed, or leave this seed out"
             )
     return data
 

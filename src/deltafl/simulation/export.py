@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, counted
 from ..model.arrays import NamedArrays
 from ..plan import saved_model
 from ..scale.sound import restored_part
@@ -69,7 +69,9 @@ def export_model(folder: AnyPath, to: AnyPath, trust_code: bool = False) -> int:
     # A comparison has several models, of which none is the one.
     runs = sorted(path.parent for path in folder.glob("**/runs/*/config.toml"))
     if runs:
-        raise DeltaflError(f"{folder} holds {len(runs)} runs; name one of them, such as {runs[0]}")
+        raise DeltaflError(
+            f"{folder} holds {counted(len(runs), 'run')}; name one, such as {runs[0]}"
+        )
     directory = RunDirectory(folder)
     recorded = recorded_settings(folder)
     found = directory.saved()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import counted
 from ..model.arrays import Arrays, as_array, copied, listed
 from ..streams import stream
 from ..tasks.base import Task, model_inputs
@@ -213,7 +214,7 @@ class ClientRunner:
             batch.append((model_inputs(self._task, x), arrays))
             targets.append(y)
         y = together(targets)
-        with located(f"the evaluation of the model failed on {len(y)} test examples"):
+        with located(f"the evaluation of the model failed on {counted(len(y), 'test example')}"):
             loss, output = self._score(params_d, batch, y)
         if look is None:
             return loss, None

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from ..calls import Named
-from ..errors import DeltaflError, bounds_of, unknown_name
+from ..errors import DeltaflError, bounds_of, counted, unknown_name
 from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
 from ..samplers.base import RunFacts, Sampler
@@ -396,7 +396,9 @@ class Settings(BaseModel):
     def require_clients(self, clients: int) -> None:
         """Refuse to select more clients than there are."""
         if self.sample is not None and self.sample > clients:
-            raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; lower 'sample'")
+            raise DeltaflError(
+                f"cannot sample {self.sample} of {counted(clients, 'client')}; lower 'sample'"
+            )
 
     def run_facts(
         self,

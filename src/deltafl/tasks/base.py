@@ -207,7 +207,9 @@ def with_fewer_tests(task: Task, count: int, rng: Rng | None = None) -> Task:
     data = task.dataset
     known = len(data.test_x)
     if count > known:
-        raise DeltaflError(f"test_examples is {count}; {data.name} has {known} test examples")
+        raise DeltaflError(
+            f"test_examples is {count}; {data.name} has {counted(known, 'test example')}"
+        )
     # Evenly spaced, as examples may be sorted by class or by owner.
     row_e = np.arange(count) * known // count
     if rng is not None:

@@ -11,7 +11,7 @@ from reprlib import repr as shown
 
 import numpy as np
 
-from ..errors import OWN_ERRORS, DeltaflError
+from ..errors import OWN_ERRORS, DeltaflError, counted
 from ..model.arrays import as_array, copied
 from ..types import Array, IntArray, Rng
 from .base import Task, model_inputs, spread_examples
@@ -56,7 +56,7 @@ def check_metrics(task: Task, model: Module, rng: Rng) -> None:
     x, some = spread_examples(task)
     y = as_array(some)
     with torch.no_grad():
-        what = f"the model failed on {len(x)} test examples"
+        what = f"the model failed on {counted(len(x), 'test example')}"
         output = as_array(tried(what, lambda: model(x)))
     targets = targets_of(y, output.shape[1:], data.num_classes)
     if _are_shares(output):

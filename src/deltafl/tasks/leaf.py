@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from ..errors import DeltaflError, explained, require
+from ..errors import DeltaflError, counted, explained, require
 from ..store import checked, read_json
 from ..store.files import opened
 from ..store.room import require_ram
@@ -142,7 +142,7 @@ def _dataset(
         owners.append(users)
     number = np.unique(np.concatenate(owners), return_inverse=True)[1].astype(np.int64)
     owner_e, test_owner_e = np.split(number, [len(owners[0])])
-    title = f"{title}, {len(np.unique(owner_e))} clients"
+    title = f"{title}, {counted(len(np.unique(owner_e)), 'client')}"
     return Dataset(
         title,
         *arrays[0],

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..calls import Named, parse_call
-from ..errors import DeltaflError, explained, is_in, require, unknown_name
+from ..errors import DeltaflError, counted, explained, is_in, require, unknown_name
 from ..store.own_python import load_function
 from ..types import FloatArray, IntArray, Rng
 from .dataset import Dataset
@@ -138,7 +138,9 @@ def with_least(
     num_rows = sum(map(len, clients))
     if least * len(clients) > num_rows:
         raise DeltaflError(
-            f"min_size is {least}; {len(clients)} clients share {num_rows} examples: write "
+            f"min_size is {least}; {counted(len(clients), 'client shares', 'clients share')} "
+            f"{counted(num_rows, 'example')}: write "
+            f""
             f"{num_rows // len(clients)} or less"
         )
     filled = list(clients)
@@ -488,8 +490,8 @@ def _by_function(
         given = [[*rows] for rows in found]
     if len(given) != num_clients:
         raise DeltaflError(
-            f"{who} deals to {len(given)} clients, and clients is {num_clients}: let it return the "
-            "rows of so many, or set clients"
+            f"{who} deals to {counted(len(given), 'client')}, and clients is {num_clients}: let it "
+            "return the rows of so many, or set clients"
         )
     return _disjoint(who, given, len(label_e))
 
@@ -544,8 +546,8 @@ def _dealt(
         parts = [[*rows] for rows in given]
     if num_clients not in (None, len(parts)):
         raise DeltaflError(
-            f"the partitioner {name} deals to {len(parts)} clients, and clients is {num_clients}: "
-            "leave it out"
+            f"the partitioner {name} deals to {counted(len(parts), 'client')}, and clients is "
+            f"{num_clients}: leave it out"
         )
     empty = [k for k, rows in enumerate(parts) if not rows]
     if empty:

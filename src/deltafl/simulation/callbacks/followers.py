@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...analysis.statistics import first_reach, late_after
+from ...errors import counted
 from ...scale.named_arrays import bytes_in_ram
 from ...server.watch import Watch
 from ...store import checked
@@ -63,7 +64,8 @@ class Patience(Callback):
             return
         self._see(run, round.line["test"])
         if self._since >= patience:
-            raise StopRun(f"no better {run.engine.task.metrics[0].name} in {patience} evaluations")
+            name = run.engine.task.metrics[0].name
+            raise StopRun(f"no better {name} in {counted(patience, 'evaluation')}")
 
     def _see(self, run: LiveRun, test: Json) -> None:
         metric = run.engine.task.metrics[0]

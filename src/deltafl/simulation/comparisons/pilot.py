@@ -29,7 +29,7 @@ from ...analysis.forecast import Course, Curve, Trial, between_sizes, goodness
 from ...analysis.prices import Prices
 from ...audit.error_by_size import error_by_size
 from ...calls import Named
-from ...errors import DeltaflError
+from ...errors import DeltaflError, counted
 from ...samplers.base import RunFacts
 from ...samplers.label import base_name, make_sampler, spelled_among, split_settings
 from ...samplers.table import SAMPLERS
@@ -438,8 +438,8 @@ class _Pilot:
         best = self._good(min(float(course.best_r[-1]) for course in full))
         raise DeltaflError(
             f"the pilot says that {self._goal:g} cannot be reached: with every client in each of "
-            f"{self._rounds} rounds the worst seed comes to {best:.4g} in {self._judge.heading}; "
-            "choose a goal that is easier, or more --rounds"
+            f"{counted(self._rounds, 'round')} the worst seed comes to {best:.4g} in "
+            f"{self._judge.heading}; choose a goal that is easier, or more --rounds"
         )
 
     def _cohorts(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...calls import Named
-from ...errors import DeltaflError
+from ...errors import DeltaflError, counted
 from ...samplers.label import file_name, spelled
 from ...store.own_python import files_named, only, split_name
 from ...tasks.own import is_own
@@ -122,7 +122,7 @@ def grown(before: AnySettings, now: AnySettings) -> AnySettings:
             )
         if old % now.evaluate_every:
             raise DeltaflError(
-                f"the run ended with an evaluation after {old} rounds, not one of every "
-                f"{now.evaluate_every}: to play {new} rounds, choose another --out"
+                f"the run ended with an evaluation after {counted(old, 'round')}, not one of every "
+                f"{now.evaluate_every}: to play {counted(new, 'round')}, choose another --out"
             )
     return now.with_those_of(before)

@@ -27,7 +27,7 @@ from pydantic import (
 from ...analysis.bands import OF_CLIENTS
 from ...analysis.runs import PICTURES, Fairness, Run
 from ...analysis.statistics import fairness_of
-from ...errors import DeltaflError
+from ...errors import DeltaflError, counted
 from ...samplers.label import file_name
 from ...store import checked, write_atomically
 from ...store.files import below, make_folder, read_text
@@ -297,8 +297,8 @@ def _require_no_more(folder: Path, lines: Sequence[Json], rounds: int | None) ->
     own = (recorded_settings(folder) or {}).get("rounds", 0)
     if rounds and own > rounds and not ends:
         raise DeltaflError(
-            f"{folder} was played on to {own} rounds by itself, and the comparison has {rounds}: "
-            f"go on with deltafl compare --resume --rounds {own}"
+            f"{folder} was played on to {counted(own, 'round')} by itself, and the comparison has "
+            f"{rounds}: go on with deltafl compare --resume --rounds {own}"
         )
     if lines[-1]["round"] > end:
         raise DeltaflError(

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from ...analysis.prices import Prices
 from ...analysis.text import human_amount, human_bytes
-from ...errors import DeltaflError
+from ...errors import DeltaflError, counted
 from ...store.files import below, read_text
 from ...store.lines import line_of, whole_lines
 from ...store.values import checked
@@ -58,7 +58,7 @@ class Use(NamedTuple):
     @property
     def text(self) -> str:
         """What is known of it."""
-        texts = [f"{self.trainings} trainings"]
+        texts = [counted(self.trainings, "training")]
         if sent := self.bytes_up + self.bytes_down:
             texts.append(human_bytes(sent))
         if self.paid:

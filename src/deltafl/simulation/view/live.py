@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...analysis.text import human_amount
-from ...errors import DeltaflError, printable
+from ...errors import DeltaflError, counted, printable
 from ...federation.saved import FILES
 from ...store.files import below
 from ...types import Array, Json, Judge, judge_of
@@ -265,7 +265,8 @@ def _of_clients(seen: Seen) -> Iterator[str]:
     n = seen.last.get("num_selected", 0)
     never, m = _never_selected(seen)
     if n and never and seen.last["round"] * n >= _ENOUGH * m:
-        yield f"{never} of {m} clients were never selected in {seen.last['round']} rounds."
+        rounds = counted(seen.last["round"], "round")
+        yield f"{never} of {m} clients were never selected in {rounds}."
     if not seen.counts:
         return
     known_m, missed_m = _there(seen)
@@ -320,7 +321,7 @@ def _of_end(seen: Seen) -> Iterator[str]:
     if "stopped" in last:
         yield f"Stopped in round {last['round']}: {printable(last['stopped'], limit=300)}."
     elif _is_over(seen) and "diverged" not in last:
-        yield f"Finished: all {last['round']} rounds are played."
+        yield f"Finished: {counted(last['round'], 'round is', 'rounds are')} played."
 
 
 #: What is remarked on, in this order.
