@@ -366,7 +366,7 @@ def test_every_setting_is_listed_with_default_range_and_meaning(tmp_path: Path) 
     for name in RunSettings.model_fields | CompareSettings.model_fields:
         assert everything.count(f"\n{name} ") + everything.startswith(name) == 2, name
     one = deltafl_here("settings", "local_momentum", cwd=tmp_path).stdout
-    assert all(words in one for words in ("both", "X >= 0, < 1", "0.0", "local momentum gamma"))
+    assert all(words in one for words in ("both", "X in [0, 1)", "0.0", "local momentum gamma"))
 
 
 @pytest.mark.drawn
@@ -537,7 +537,7 @@ def test_a_label_is_described_with_its_own_parts_and_settings(tmp_path: Path) ->
         "design poisson",
         "estimator difference",
         "unbiased if R > 0",
-        "average both X >= 0, < 1",
+        "average both X in [0, 1)",
     )
     assert [part for part in parts if part not in shown] == []
     failed = deltafl_here("samplers", "census(comp=1)+average=0.5", cwd=tmp_path)

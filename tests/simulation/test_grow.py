@@ -200,7 +200,7 @@ def test_a_label_with_settings_is_played_as_a_comparison_with_them(
     [
         ("uniform+rounds=3", "unknown setting of one sampler 'rounds'"),
         ("balanced@@twin+public=2", "unknown setting of one sampler 'public'"),
-        ("uniform+average=2", "average is 2; it must be less than 1"),
+        ("uniform+average=2", "average is 2; it must be in \\[0, 1\\)"),
         ("uniform+server_optimizer=adm", "unknown server optimizer 'adm': did you mean 'adam'"),
         ("uniform+sample=99", "cannot sample 99 of"),
         (

@@ -27,7 +27,7 @@ from ..simulation.settings import (
     refuse_ignored,
 )
 from ..store.own_python import files_named, only, working_in
-from ..store.values import read_toml
+from ..store.values import interval_of, only_kind, read_toml
 from ..types import Json
 from .common import Out, path_name, say
 
@@ -242,28 +242,17 @@ def text_of(default: Any) -> str:
 
 def allowed(schema: Json) -> str:
     """The values that a field's JSON schema allows, for a person."""
-    schema = schema.get("anyOf", [schema])[0]
+    schema = only_kind(schema)
     if words := schema.get("enum", [schema["const"]] if "const" in schema else []):
         return "|".join(words)
-    signs = {
-        "minimum": ">=",
-        "exclusiveMinimum": ">",
-        "maximum": "<=",
-        "exclusiveMaximum": "<",
-    }
-    limits = [
-        f"{sign} {schema[key]:g}"
-        for key, sign in signs.items()
-        # Limits of the types, such as float32's, say nothing to a person.
-        if schema.get(key) not in (None, 2**31 - 1, 1e37)
-    ]
     kind = {
         "integer": "N",
         "number": "X",
         "array": "A,B",
         "boolean": "true|false",
     }.get(schema["type"], "NAME")
-    return " ".join([kind, ", ".join(limits)]).rstrip()
+    interval = interval_of(schema)
+    return f"{kind} in {interval}" if interval else kind
 
 
 def begun(kind: type[AnySettings], ctx: typer.Context) -> tuple[AnySettings, Path]:

@@ -11,15 +11,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
 
 from ..calls import Named
 from ..errors import DeltaflError
+from ..store.values import LARGEST_FLOAT, LARGEST_WHOLE
 from ..tasks.metrics import metric_of
 
-LARGEST = 1e37  # in float32
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[Finite, Field(gt=0, le=LARGEST)]
-NotNegative = Annotated[Finite, Field(ge=0, le=LARGEST)]
+Positive = Annotated[Finite, Field(gt=0, le=LARGEST_FLOAT)]
+NotNegative = Annotated[Finite, Field(ge=0, le=LARGEST_FLOAT)]
 Share = Annotated[Finite, Field(gt=0, lt=1)]
 Memory = Annotated[Finite, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=1, le=LARGEST_WHOLE)]
 # On the command line these are "8,2" and "uniform,pracdelta".
 CommaSeparated = BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
 Numbers = Annotated[tuple[float, float], CommaSeparated]

@@ -43,7 +43,7 @@ from ..server.part import ServerPart
 from ..server.size import AUTO, USUAL_ERROR, RelativeError
 from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts, sized_by
 from ..store.own_python import OwnCodeError
-from ..store.values import read_toml, sentence
+from ..store.values import LARGEST_FLOAT, read_toml, sentence
 from ..tasks.base import Task
 from ..tasks.metrics import AnyMetric, Metric, metric_of, metrics_of
 from ..tasks.own import check_picklable, is_own, is_table, load_own, own_spec, registered_spec
@@ -53,7 +53,6 @@ from ..types import Json, Population
 from .conditions import Trace, find_availability, find_speeds
 from .schedules import as_text, factors_of
 from .setting_types import (
-    LARGEST,
     Columns,
     Count,
     Device,
@@ -135,7 +134,7 @@ def _field(name: str) -> tuple[Any, Any]:
         low, high = bounds_of(values)
         least = {"[": "ge", "(": "gt"}[values[0]]
         most = {"]": "le", ")": "lt"}[values[-1]]
-        limits: Any = {least: low, most: min(high, LARGEST)}
+        limits: Any = {least: low, most: min(high, LARGEST_FLOAT)}
         is_whole = type(default) is int or name in ROW_OF[name].kind.whole_numbers()
         kind = Annotated[int if is_whole else Finite, Field(**limits)]
     if default is None:
@@ -646,7 +645,7 @@ def make_settings(
     try:
         return kind.model_validate(values).resolve()
     except ValidationError as error:
-        raise DeltaflError(sentence(error.errors()[0])) from None
+        raise DeltaflError(sentence(error.errors()[0], kind.model_json_schema())) from None
 
 
 def own_settings(label: str, allowed: tuple[str, ...] = OF_LABELS) -> Json:

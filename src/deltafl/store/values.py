@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -27,19 +27,24 @@ _ALLOWED = {
     "finite_number": "it must be a finite number",
     "float_parsing": "it must be a number",
     "float_type": "it must be a number",
-    "greater_than": "it must be greater than {gt:.10g}",
-    "greater_than_equal": "it must be greater than or equal to {ge:.10g}",
     "int_from_float": "it must be a whole number",
     "int_parsing": "it must be a whole number",
     "int_type": "it must be a whole number",
-    "less_than": "it must be less than {lt:.10g}",
-    "less_than_equal": "it must be less than or equal to {le:.10g}",
     "literal_error": "it must be {expected}",
+    "missing": "a value is missing",
     "string_pattern_mismatch": "it must match {pattern}",
     "string_type": "it must be text",
     "too_short": "write at least {min_length}",
     "value_error": "{error}",
 }
+
+
+#: The keys of limits in a JSON schema, and the brackets of an interval.
+_LEAST = {"minimum": "[", "exclusiveMinimum": "("}
+_MOST = {"maximum": "]", "exclusiveMaximum": ")"}
+#: Of whole numbers, and of floating-point numbers in float32.
+LARGEST_WHOLE = 2**31 - 1
+LARGEST_FLOAT = 1e37
 
 
 def plain_json(value: Any) -> Any:
@@ -93,22 +98,52 @@ def checked(kind: type[T], value: Any, where: str, cure: str) -> T:
     return found
 
 
-def allowed(error: Any) -> str:
-    """What one of pydantic's errors says is allowed."""
+def allowed(error: Any, interval: str = "") -> str:
+    """What one of pydantic's errors says is allowed; numbers are allowed in an interval."""
+    if interval and error["type"].startswith(("greater_than", "less_than")):
+        return f"it must be in {interval}"
     if error["type"] in _ALLOWED:
         return _ALLOWED[error["type"]].format(**error.get("ctx", {}))
     return str(error["msg"])
 
 
-def sentence(error: Any) -> str:
-    """One of pydantic's errors as a sentence: the setting, what was given and what is allowed."""
+def sentence(error: Any, schema: Json) -> str:
+    """One of pydantic's errors as a sentence: the setting, what was given and what is allowed, as
+    the JSON schema of all settings says.
+    """
+    for step in error["loc"]:
+        # Of a table of settings, of a list, or of rates by the names of samplers.
+        inner = only_kind(schema)
+        every = inner.get("items") or inner.get("additionalProperties") or {}
+        schema = inner.get("properties", {}).get(step, every)
+    interval = interval_of(schema, error["ctx"].keys()) if "ctx" in error else ""
     # Of what it is, too: rates of uniform.
     name = " of ".join(part for part in error["loc"][:2] if isinstance(part, str))
     given = error["input"]
     shown = repr(given)
     if isinstance(given, list | tuple):
         shown = ", ".join(map(str, given)) or "empty"
-    return f"{name or 'settings'} is {shown}; {allowed(error)}"
+    return f"{name or 'settings'} is {shown}; {allowed(error, interval)}"
+
+
+def only_kind(schema: Json) -> Json:
+    """The JSON schema of a value that may also be left out, without that."""
+    kind: Json = schema.get("anyOf", [schema])[0]
+    return kind
+
+
+def interval_of(schema: Json, broken: Set[str] = frozenset()) -> str:
+    """The interval of the numbers that a JSON schema allows, such as ``"[0, 1)"``; empty if it
+    allows all. Limits of the types, such as float32's, say nothing to a person, unless one is
+    ``broken``, as pydantic names it.
+    """
+    kind = only_kind(schema)
+    low = next((f"{sign}{kind[key]:.10g}" for key, sign in _LEAST.items() if key in kind), "(-inf")
+    high = next((f"{kind[key]:.10g}{sign}" for key, sign in _MOST.items() if key in kind), "inf)")
+    most = kind.get("maximum", kind.get("exclusiveMaximum"))
+    if broken.isdisjoint({"le", "lt"}) and most in (LARGEST_WHOLE, LARGEST_FLOAT):
+        high = "inf)"
+    return "" if (low, high) == ("(-inf", "inf)") else f"{low}, {high}"
 
 
 @cache
