@@ -537,7 +537,7 @@ def test_what_pfls_users_do_not_do_is_refused_before_they_work() -> None:
         with pytest.raises(DeltaflError, match=match):
             DeltaBackend(plan_of(label, **(plan or {})), data, **more)
 
-    refuse("needs every client's update", "delta")
+    refuse("delta needs every client's update", "delta")
     refuse("takes no drift", plan={"mime": 0.5})
     noise = GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=1.0)
     refuse(

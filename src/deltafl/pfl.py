@@ -339,7 +339,7 @@ def _check(
             "some ahead of a round; write a function from a client's index to its Dataset"
         )
     if plan.sampler.needs_oracle:
-        plan.sampler.require_oracle(None)
+        plan.sampler.require_oracle(None, plan.method)
     if plan.drifting:
         raise DeltaflError(
             f"local training in pfl takes no drift; leave out {' and '.join(plan.drifting)}"

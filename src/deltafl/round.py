@@ -109,7 +109,7 @@ def open_round(
     check_state(plan, state)
     m = plan.population.num_clients
     if plan.sampler.needs_oracle:
-        plan.sampler.require_oracle(oracle)
+        plan.sampler.require_oracle(oracle, plan.method)
     mask_m: Any = None
     absent = NOBODY
     if available_m is not None:

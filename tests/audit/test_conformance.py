@@ -243,6 +243,11 @@ class Successive(Faulty):
         return draw_cohort(state.score_m, n, "successive", rng, available_m)
 
 
+class TooMany(Faulty):
+    def open(self, state: Any, available_m: Any, n: int, *rest: Any) -> Cohort:
+        return super().open(state, available_m, n + 1, *rest)
+
+
 class NoCohort(Faulty):
     def open(self, *given: Any) -> Any:
         return super().open(*given).client_n
@@ -282,6 +287,8 @@ def test_the_sound_ones_pass() -> None:
         (WrongExpectations(), "has mean 0.8"),
         (Starving(), "client 5 was in none of 8000 draws"),
         (Successive(), "claims to be unbiased"),
+        (TooMany(), "draws 5 clients in the mean where n = 4"),
+        (TooMany(unbiased=False), "draws 5 clients in the mean where n = 4"),
         (NoCohort(), "open returns a ndarray, not a Cohort"),
         (OthersForNoMask(), "accepts_no_mask"),
         (object(), "a sampler is a subclass of deltafl.Sampler"),

@@ -137,7 +137,7 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["run", "--partition", "natural"], ["natural", "digits"]),
         (
             ["run", "--out", "/proc/no/such"],
-            ["/proc/no", "No such file", "choose a folder that exists"],
+            ["/proc/no", "No such file", "choose a folder in which you can write"],
         ),
         (["run", "--clients", "twelve"], ["clients is 'twelve'; it must be a whole number"]),
         (

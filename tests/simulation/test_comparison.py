@@ -301,6 +301,7 @@ def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(
     assert (row["worst_tenth"], row["client_sd"]) == (run.fairness.worst_tenth, run.fairness.sd)
 
 
+@pytest.mark.drawn
 def test_a_folder_may_be_named_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     own = {"out": "~/results", "memory_path": "~/rows"}
@@ -313,6 +314,13 @@ def test_a_folder_may_be_named_from_home(tmp_path: Path, monkeypatch: pytest.Mon
     assert export_model(run, "~/model.pt") == QUICK["rounds"]
     assert (tmp_path / "model.pt").is_file()
     assert result.to_csv("~/table.csv") == (tmp_path / "table.csv").read_text()
+    # A folder that is not there yet is made, whatever is written.
+    assert export_model(run, "~/models/new/model.pt") == QUICK["rounds"]
+    assert result.to_csv("~/tables/new/t.csv") == (tmp_path / "tables/new/t.csv").read_text()
+    result.report("~/reports/new/r.html")
+    assert (tmp_path / "reports/new/r.html").is_file()
+    with pytest.raises(deltafl.DeltaflError, match="table.csv: Not a directory; choose a folder"):
+        result.to_latex("~/table.csv/t.tex")
 
 
 def test_a_home_that_nobody_has_is_a_folder_that_is_not_there() -> None:

@@ -177,6 +177,19 @@ def test_bad_files_are_one_sentence(tmp_path: Path, text: str, said: str) -> Non
         costs_of(written(tmp_path, text), POPULATION)
 
 
+@pytest.mark.parametrize("names", [(), ("a", "b", "0", "c")])
+def test_a_client_is_named_as_its_file_does(tmp_path: Path, names: tuple[str, ...]) -> None:
+    others = names or [str(client) for client in range(4)]
+    last = others[2]
+    rows = "".join(f"0,{name},{int(name != last)}\n" for name in others)
+    with pytest.raises(DeltaflError, match=f"client '?{last}'? costs 0"):
+        costs_of(written(tmp_path, f"hour,client,value\n{rows}"), POPULATION, names)
+    there = "".join(f"{name},0,1\n" for name in others if name != last)
+    file = written(tmp_path, f"client,start,end\n{there}")
+    with pytest.raises(DeltaflError, match=f"no interval of client '?{last}'?;"):
+        find_availability(file, names).begin(POPULATION, 0)
+
+
 def test_other_mistakes_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DeltaflError, match="write a file"):
         costs_of("carbon.txt", POPULATION)

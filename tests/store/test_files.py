@@ -99,6 +99,13 @@ def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
     assert [each.stat().st_mode & 0o777 for each in (path, tmp_path / "own")] == [0o600, 0o700]
 
 
+def test_what_cannot_be_written_is_named_without_the_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "no" / "t.csv", tmp_path / "file" / "t.csv"):
+        with pytest.raises(DeltaflError, match=rf"^cannot write {place}: .*; choose a folder"):
+            write_atomically(place, "text")
+
+
 def test_a_file_that_the_user_names_may_be_a_link_and_must_be_a_file(tmp_path: Path) -> None:
     make_link(link := tmp_path / "link")
     write_atomically(link, "new", users=True)

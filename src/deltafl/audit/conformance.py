@@ -36,8 +36,8 @@ def check_sampler(
     tested in a state that it reached itself. Then: the same state and generator give the same
     cohort, now and after later rounds; clients are distinct, sorted and available; nothing is
     changed in place; replies of clients that did not respond are ignored; and over many draws from
-    one state the mean of count / expected is 1 for every client. Every sampler of this library
-    passes.
+    one state no more than n clients are drawn in the mean, and the mean of count / expected is 1
+    for every client. Every sampler of this library passes.
 
     A sampler that needs an oracle needs one here: ``KnownUpdates`` of ``num_clients`` clients, none
     of them zero.
@@ -123,14 +123,13 @@ def check_sampler(
         require(
             same(*cohorts), "accepts_no_mask: open gives another cohort for None than for everyone"
         )
-    if sampler.unbiased:
-        for available_m in (everyone_m, some_m):
-            rng = stream(seed, "audit", 4)
-            _check_means(
-                [sampler.open(state, available_m, n, rng, oracle) for _ in range(draws)],
-                available_m,
-                n,
-            )
+    for available_m in (everyone_m, some_m):
+        rng = stream(seed, "audit", 4)
+        cohorts = [sampler.open(state, available_m, n, rng, oracle) for _ in range(draws)]
+        if not sampler.asks_all:
+            _check_size(cohorts, n)
+        if sampler.unbiased:
+            _check_means(cohorts, available_m, n)
 
 
 def unequal_clients(count: int, largest: int, seed: int, **known: Any) -> Population:
@@ -238,6 +237,16 @@ def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: Rng) -> S
         "update uses rows of clients that did not respond",
     )
     return after
+
+
+def _check_size(cohorts: list[Cohort], n: int) -> None:
+    """No more than n draws in the mean over cohorts, for a design may draw as many at random."""
+    draws_c = np.array([cohort.count_n.sum() for cohort in cohorts])
+    error = draws_c.std() / len(draws_c) ** 0.5
+    require(
+        draws_c.mean() <= n + _STANDARD_ERRORS * error,
+        f"open draws {draws_c.mean():.3g} clients in the mean where n = {n} are asked for",
+    )
 
 
 def _check_means(cohorts: list[Cohort], available_m: BoolArray, n: int) -> None:

@@ -161,7 +161,7 @@ def audit(ctx: typer.Context) -> None:
 def _chosen(text: str) -> list[str] | None:
     if text == "all":
         return None
-    names = split_labels(text)
+    names = list(dict.fromkeys(split_labels(text)))
     # An empty list would be taken for all of them.
     if not names:
         raise DeltaflError(f"{text!r} names no sampler, design or estimator; write names, or all")

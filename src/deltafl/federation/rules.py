@@ -120,7 +120,7 @@ class Rules:
         check_seconds("registration_timeout", self.registration_timeout)
         if sampler.needs_oracle:
             # It raises, with the sampler's own sentence.
-            sampler.require_oracle(None)
+            sampler.require_oracle(None, plan.method)
         if sampler.census is not None and self.aux:
             raise DeltaflError(
                 f"{plan.method} asks for a census in place of auxiliary variables; leave out aux"

@@ -209,12 +209,14 @@ class Sampler(WithRanges, ABC):
         }
         return state._replace(**fixed)
 
-    def require_oracle(self, oracle: Oracle | None) -> Oracle:
-        """The oracle, or a ``DeltaflError`` if there is none."""
+    def require_oracle(self, oracle: Oracle | None, method: str | None = None) -> Oracle:
+        """The oracle, or a ``DeltaflError`` if there is none, which names the ``method`` as its
+        user writes it; else the class.
+        """
         if oracle is None:
             raise DeltaflError(
-                f"{type(self).__name__} needs every client's update or loss before the draw, which "
-                "only a simulation has; choose a practical sampler such as 'pracdelta'"
+                f"{method or type(self).__name__} needs every client's update or loss before the "
+                "draw, which only a simulation has; choose a practical sampler such as 'pracdelta'"
             )
         return oracle
 

@@ -17,7 +17,7 @@ from ..errors import DeltaflError, WithRanges, unknown_name
 from ..streams import stream
 from ..tasks.metrics import mean_ranks
 from ..types import BoolArray, FloatArray, IntArray, Population, Rng
-from .traces import FORM, VALUE, Columns, Timeline, clients_of, read_trace
+from .traces import FORM, VALUE, Columns, Timeline, client_called, clients_of, read_trace
 
 #: The ``client`` of the world's streams: what a round's numbers are for. Round 0 has what holds for
 #: the whole run.
@@ -223,8 +223,9 @@ class Trace(Availability):
             )
         away = np.setdiff1d(np.arange(m), client_k)
         if len(away):
+            client = client_called(away[0], self.names)
             raise DeltaflError(
-                f"{self.path} has no interval of client {away[0]}; give it one row at least, or "
+                f"{self.path} has no interval of client {client}; give it one row at least, or "
                 f"write values, which may be 0 at all times: {FORM}"
             )
         length = end_k.max()
@@ -379,9 +380,8 @@ def costs_of(
     timeline = read_trace(Columns(path), population, names)
     least_m = timeline.least_m()
     if not (least_m > 0).all():
-        raise DeltaflError(
-            f"{path}: client {int(least_m.argmin())} costs 0 at some time; costs must be above 0"
-        )
+        client = client_called(int(least_m.argmin()), names)
+        raise DeltaflError(f"{path}: client {client} costs 0 at some time; costs must be above 0")
     return timeline
 
 

@@ -10,7 +10,7 @@ from ..errors import DeltaflError, counted
 from ..model.arrays import NamedArrays
 from ..plan import saved_model
 from ..scale.sound import restored_part
-from ..store.files import with_home, write_atomically
+from ..store.files import make_folder, with_home, write_atomically
 from ..store.own_python import only, working_in
 from ..store.sealed import write_sealed
 from ..store.values import checked
@@ -110,6 +110,7 @@ def export_model(folder: AnyPath, to: AnyPath, trust_code: bool = False) -> int:
     own = ModelTensors(model, parts)
     own.load(torch.tensor(vector_d))
     own.load_rest(beside.of_everyone(rest, task.population(settings.weights).weight_m))
+    make_folder(to.parent)
     _write(to, dict(model.state_dict()))
     return round
 

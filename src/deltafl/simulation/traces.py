@@ -176,6 +176,11 @@ def clients_of(columns: Columns, m: int, names: Sequence[str] = ()) -> IntArray:
     return client_k
 
 
+def client_called(client: int, names: Sequence[str] = ()) -> str:
+    """A client in a sentence: by its name in quotes, or its number."""
+    return repr(printable(names[client], limit=60)) if names else str(client)
+
+
 def read_trace(
     columns: Columns,
     population: Population,

@@ -4,6 +4,7 @@ Whoever can write in a folder can put there a link to a file of somebody else, o
 ends. So a file is looked at before it is opened, and once more when it is open.
 """
 
+import errno
 import os
 import re
 import stat
@@ -19,6 +20,9 @@ from .room import require_ram
 
 #: So many times its bytes a text takes in memory, once it is read as JSON for instance.
 _TIMES = 4
+
+#: The system's numbers for a disk, a share of it or a file that is full.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 if sys.platform == "win32":
     _SAFELY = os.O_BINARY
@@ -125,9 +129,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DeltaflError(
-            f"cannot write {path}: {error.strerror}; make room, or choose a folder that exists"
-        ) from error
+        cure = "choose a folder in which you can write"
+        if error.errno in _FULL:
+            cure = f"make room, or {cure}"
+        raise DeltaflError(f"cannot write {path}: {error.strerror}; {cure}") from error
 
 
 def read_bytes(path: Path, *, users: bool = False, largest: int = sys.maxsize) -> bytes:
@@ -165,8 +170,8 @@ def write_atomically(
         users: The user names it: a link is followed, and what is no file is refused. Else it is in
             a folder that may come from others, and whatever they put there is replaced.
     """
+    _require_name(path)
     if users:
-        _require_name(path)
         # What is renamed below would take the place of the link.
         path = Path(os.path.realpath(path))
         with writing(path):
@@ -177,7 +182,9 @@ def write_atomically(
         with writing(path):
             # Left by a process that was killed, or a link that somebody put there.
             beside.unlink(missing_ok=True)
-            with opened(beside, "xb", private=private) as file:
+            opener = partial(_open, users=False, private=private, largest=sys.maxsize)
+            # Not ``opened``: what goes wrong is of the file that is asked for, not of this one.
+            with open(beside, "xb", opener=opener) as file:
                 for part in parts:
                     file.write(part.encode() if isinstance(part, str) else part)
                 # The content before the name: after a power loss the name must not stand for an
@@ -223,7 +230,11 @@ def make_folder(folder: Path, private: bool = False) -> None:
     alone.
     """
     with writing(folder):
-        folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+        except FileExistsError:
+            # "File exists" would not say what is wrong with it.
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
 
 
 def name_for_file(text: str, limit: int = 200) -> str:

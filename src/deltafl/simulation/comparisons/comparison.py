@@ -226,7 +226,9 @@ class Comparison:
 
 def _saved(text: str, path: AnyPath | None) -> str:
     if path is not None:
-        write_atomically(with_home(path), text)
+        to = with_home(path)
+        make_folder(to.parent)
+        write_atomically(to, text)
     return text
 
 
