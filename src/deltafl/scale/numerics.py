@@ -104,18 +104,15 @@ def _of_any_size(total: FloatArray, left_d: Floats, right_d: Floats) -> FloatArr
     size = np.abs(total)
     # Negated, as NaN is on neither side.
     beyond = ~((size >= _LEAST_PRODUCT) & (size < np.inf))
-    if not beyond.any():
-        return total
-    # Most have no product but 0, as blocks of a model do that no client has moved.
-    for side_d in (left_d, right_d):
-        beyond = beyond & (largest(side_d) > 0)
     # Each by itself: no other row may change its bits.
     for place in map(tuple, np.argwhere(beyond)):
-        pair = (
+        left_b, right_b = (
             np.broadcast_to(side_d, (*total.shape, side_d.shape[-1]))[place]
             for side_d in (left_d, right_d)
         )
-        total[place] = inner(*(row_d.astype(np.float64) for row_d in pair))
+        # Most have no product but 0, as rows do of clients of whom nothing is known.
+        if left_b.any() and right_b.any():
+            total[place] = inner(left_b.astype(np.float64), right_b.astype(np.float64))
     return total
 
 
