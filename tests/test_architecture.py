@@ -127,7 +127,7 @@ def test_packages_import_in_one_direction() -> None:
     """Those of the root, and those of the simulation among themselves: modules of one run, beside
     them, use and are used by most.
     """
-    for root, beside in (("deltafl", True), ("deltafl.simulation", False)):
+    for root, beside in (("deltafl", True), ("deltafl.simulation", False), ("deltafl.tasks", True)):
         graph: dict[str, set[str]] = {}
         for name, path in MODULES.items():
             if name == root or not name.startswith(f"{root}."):
@@ -218,17 +218,17 @@ SAFE = {
     "deltafl.analysis.plots savefig": "into memory",
     "deltafl.analysis.plots save": "into memory",
     "deltafl.simulation.export save": "into memory",
-    "deltafl.tasks.images loadtxt": "a file of scikit-learn",
-    "deltafl.tasks.images open": "what was opened",
-    "deltafl.tasks.frames read_csv": "what was opened",
-    "deltafl.tasks.frames read_parquet": "what was opened",
-    "deltafl.tasks.leaf File": "what was opened",
-    "deltafl.tasks.leaf open": "what was opened",
-    "deltafl.tasks.files GzipFile": "what was opened",
-    "deltafl.tasks.files load": "what was opened",
-    "deltafl.tasks.files save": "into a new folder that nobody else can name",
-    "deltafl.tasks.files TemporaryDirectory": "a new folder that nobody else can name",
-    "deltafl.tasks.files replace": "a name is replaced, no link followed",
+    "deltafl.tasks.data.images loadtxt": "a file of scikit-learn",
+    "deltafl.tasks.data.images open": "what was opened",
+    "deltafl.tasks.data.frames read_csv": "what was opened",
+    "deltafl.tasks.data.frames read_parquet": "what was opened",
+    "deltafl.tasks.data.leaf File": "what was opened",
+    "deltafl.tasks.data.leaf open": "what was opened",
+    "deltafl.tasks.data.files GzipFile": "what was opened",
+    "deltafl.tasks.data.files load": "what was opened",
+    "deltafl.tasks.data.files save": "into a new folder that nobody else can name",
+    "deltafl.tasks.data.files TemporaryDirectory": "a new folder that nobody else can name",
+    "deltafl.tasks.data.files replace": "a name is replaced, no link followed",
     "deltafl.simulation.traces read_csv": "what was opened",
     "deltafl.scale.rows memmap": "what was opened",
     "deltafl.scale.rows truncate": "what was opened",

@@ -20,17 +20,9 @@ import pytest
 from deltafl.errors import DeltaflError
 from deltafl.simulation.folder.provenance import report
 from deltafl.store import room
-from deltafl.tasks import (
-    cached_images,
-    check,
-    data_folders,
-    fetch,
-    files,
-    images,
-    leaf,
-    read_arrays,
-)
-from deltafl.tasks.files import RETRIES, SOURCES, Source
+from deltafl.tasks import cached_images, check, data_folders, fetch, read_arrays
+from deltafl.tasks.data import files, images, leaf
+from deltafl.tasks.data.files import RETRIES, SOURCES, Source
 
 CONTENT = bytes(range(256)) * 2000
 

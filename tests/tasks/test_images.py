@@ -16,8 +16,9 @@ import numpy.typing as npt
 import pytest
 
 from deltafl.errors import DeltaflError, MissingExtraError
-from deltafl.tasks import check, images, make_task
-from deltafl.tasks.files import (
+from deltafl.tasks import check, make_task
+from deltafl.tasks.data import images
+from deltafl.tasks.data.files import (
     CIFAR_ARCHIVE,
     SOURCES,
     TEST_IMAGES,
@@ -26,7 +27,7 @@ from deltafl.tasks.files import (
     TRAIN_LABELS,
     Source,
 )
-from deltafl.tasks.images import (
+from deltafl.tasks.data.images import (
     CIFAR_FILES,
     idx_sha256,
     load_cifar10,

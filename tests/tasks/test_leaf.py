@@ -15,7 +15,7 @@ from deltafl.errors import DeltaflError, MissingExtraError
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.tasks import encode_text, make_task
-from deltafl.tasks.leaf import LEAF_ALPHABET, load_celeba, load_femnist, load_shakespeare
+from deltafl.tasks.data.leaf import LEAF_ALPHABET, load_celeba, load_femnist, load_shakespeare
 from tools.pictures import png
 
 Users = dict[str, tuple[list[Any], list[Any]]]
@@ -84,7 +84,7 @@ BROKEN: list[tuple[Users, dict[str, Any], str]] = [
     (
         {"f1": ([GOOD], [1])},
         {"user_data": {"f1": {"x": []}}},
-        r"of LEAF: user_data\.f1\.y: Field required",
+        r"of LEAF: user_data\.f1\.y: a value is missing",
     ),
 ]
 

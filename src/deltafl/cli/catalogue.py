@@ -22,7 +22,7 @@ from ..samplers.base import RunFacts
 from ..samplers.label import Label, is_unbiased, make_sampler, needs_scores, parse_label
 from ..samplers.table import NEEDS, SAMPLERS
 from ..simulation.settings import TASK_DEFAULTS, CompareSettings, RunSettings, make_settings
-from ..tasks.files import check, fetch
+from ..tasks.data.files import check, fetch
 from ..tasks.metrics import METRICS
 from ..tasks.partitions import PARTITIONS
 from ..tasks.registry import known_tasks

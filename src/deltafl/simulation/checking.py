@@ -13,7 +13,7 @@ from ..server.first_round import FirstRound
 from ..server.size import Budget
 from ..store.room import free_ram, human
 from ..tasks.base import Task
-from ..tasks.model_checks import has_gradient
+from ..tasks.checking.models import has_gradient
 from ..types import Json
 from .engine import BYTES_PER_PARAMETER, Engine
 from .folder.directory import RunDirectory

@@ -19,9 +19,9 @@ from ..model.parts import freeze
 from ..plan import NO_REST
 from ..scale.rows import together
 from ..tasks.base import Task
+from ..tasks.checking.models import check_single
 from ..tasks.dataset import Dataset
 from ..tasks.metrics import Look, outputs, right
-from ..tasks.model_checks import check_single
 from ..types import FloatArray, IntArray, Params, Reports
 from .judged import Evaluation, Judged
 from .parallel.workers import Recipe, Workers

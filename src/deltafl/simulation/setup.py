@@ -19,7 +19,7 @@ from ..scale.rows import RowFormat
 from ..store.files import read_bytes
 from ..streams import stream
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
-from ..tasks.checks import check_task
+from ..tasks.checking.whole import check_task
 from ..tasks.own import is_own, is_table
 from ..tasks.registry import make_task
 from ..types import Json, Population, is_ours

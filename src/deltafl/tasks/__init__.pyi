@@ -1,18 +1,20 @@
 # The names of the package: see ``deltafl/_lazy.py``.
 
 from .base import Task as Task
-from .checks import check_task as check_task
+from .checking.whole import check_task as check_task
+from .data.files import FileStatus as FileStatus
+from .data.files import cache_folder as cache_folder
+from .data.files import cached_images as cached_images
+from .data.files import check as check
+from .data.files import data_folders as data_folders
+from .data.files import fetch as fetch
+from .data.files import read_arrays as read_arrays
+from .data.huggingface import from_huggingface as from_huggingface
+from .data.images import idx_dataset as idx_dataset
+from .data.leaf import encode_text as encode_text
+from .data.tables import table_task as table_task
+from .data.torch_data import from_torch as from_torch
 from .dataset import Dataset as Dataset
-from .files import FileStatus as FileStatus
-from .files import cache_folder as cache_folder
-from .files import cached_images as cached_images
-from .files import check as check
-from .files import data_folders as data_folders
-from .files import fetch as fetch
-from .files import read_arrays as read_arrays
-from .huggingface import from_huggingface as from_huggingface
-from .images import idx_dataset as idx_dataset
-from .leaf import encode_text as encode_text
 from .losses import binary_cross_entropy as binary_cross_entropy
 from .losses import cross_entropy as cross_entropy
 from .losses import squared_error as squared_error
@@ -37,5 +39,3 @@ from .registry import import_tasks as import_tasks
 from .registry import known_tasks as known_tasks
 from .registry import make_task as make_task
 from .registry import register as register
-from .tables import table_task as table_task
-from .torch_data import from_torch as from_torch

@@ -17,13 +17,13 @@ from ..store.own_python import load_function, split_name
 from ..streams import stream
 from ..types import Json
 from .base import Task
-from .checks import check_task
-from .frames import TABLE_SUFFIXES, is_table_file, table_stem
-from .huggingface import from_huggingface
+from .checking.whole import check_task
+from .data.frames import TABLE_SUFFIXES, is_table_file, table_stem
+from .data.huggingface import from_huggingface
+from .data.tables import table_task
 from .losses import squared_error
 from .metrics import AnyMetric
 from .registry import TaskSpec, find_task, known_tasks
-from .tables import table_task
 
 #: Clients selected per round, of those of a task without a setting for it: a tenth, at least so
 #: many, but no more than half of them, for all methods are one where everybody is asked.

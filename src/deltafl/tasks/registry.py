@@ -19,9 +19,9 @@ from ..errors import DeltaflError, explained, unknown_name
 from ..model.parts import Patterns
 from ..streams import stream
 from .base import Augment, Task
+from .data.images import load_cifar10, load_digits, load_idx
+from .data.leaf import load_celeba, load_femnist, load_shakespeare
 from .dataset import Dataset
-from .images import load_cifar10, load_digits, load_idx
-from .leaf import load_celeba, load_femnist, load_shakespeare
 from .losses import MakeModel, cross_entropy
 from .metrics import AnyMetric
 from .models import (

@@ -21,7 +21,7 @@ from ...scale.stretches import cores_allowed
 from ...store import checked, read_json
 from ...store.files import with_home
 from ...store.machine import made_with, version_of
-from ...tasks.files import DATA_VARIABLE, cache_folder
+from ...tasks.data.files import DATA_VARIABLE, cache_folder
 from ...tasks.registry import MODULES_VARIABLE
 from ...types import Json
 

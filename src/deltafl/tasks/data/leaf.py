@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from ..errors import DeltaflError, counted, explained, require
-from ..store import checked, read_json
-from ..store.files import opened
-from ..store.room import require_ram
-from ..types import Array, IntArray
-from .dataset import Dataset
+from ...errors import DeltaflError, counted, explained, require
+from ...store import checked, read_json
+from ...store.files import opened
+from ...store.room import require_ram
+from ...types import Array, IntArray
+from ..dataset import Dataset
 from .files import Bytes, cache_folder, cached_images, data_folders, find
 
 PARTS = ("train", "test")

@@ -13,17 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OWN_ERRORS, DeltaflError
-from ..model.arrays import NamedArrays, copied, listed, require_apart, tensors_of
-from ..model.parts import freeze
-from ..streams import stream
-from ..types import IntArray
-from .base import TRIED_EXAMPLES, Task, first_examples, model_inputs, spread
-from .losses import Loss, Module, Tensor
-from .metrics import (
-    is_of_library,
-)
-from .models import is_one_output
+from ...errors import OWN_ERRORS, DeltaflError
+from ...model.arrays import NamedArrays, copied, listed, require_apart, tensors_of
+from ...model.parts import freeze
+from ...streams import stream
+from ...types import IntArray
+from ..base import TRIED_EXAMPLES, Task, first_examples, model_inputs, spread
+from ..losses import Loss, Module, Tensor
+from ..metrics import is_of_library
+from ..models import is_one_output
 from .trying import OTHER_TARGETS, require_that, tried
 
 
@@ -34,7 +32,7 @@ def check_single(task: Task, original: Module, seed: int) -> None:
     Raises:
         DeltaflError: If they do not, as with normalisation over the minibatch alone.
     """
-    from .draws import seeded
+    from ..draws import seeded
 
     x, y = first_examples(task, 1)
     with seeded(stream(seed, "model")):
@@ -52,8 +50,8 @@ def has_gradient(task: Task, row_n: IntArray) -> bool:
     """Whether some training examples have a finite gradient; yes where the model, or the loss, does
     not take them.
     """
-    from .draws import seeded
-    from .modules import spare_single_values, torch
+    from ..draws import seeded
+    from ..modules import spare_single_values, torch
 
     data = task.dataset
     some = row_n[spread(len(row_n), TRIED_EXAMPLES)]
@@ -69,7 +67,7 @@ def has_gradient(task: Task, row_n: IntArray) -> bool:
 
 def made_model(task: Task, x: Tensor) -> Module:
     """A new model, whose copies can be trained in its place."""
-    from .modules import nn
+    from ..modules import nn
 
     make: Any = task.make_model
     if isinstance(make, nn.Module):
@@ -103,7 +101,7 @@ def _lazy(what: str, x: Tensor) -> DeltaflError:
 
 def check_step(task: Task, original: Module, x: Tensor, y: Tensor) -> None:
     """Evaluate a copy of the model, then train it, for some models differ there."""
-    from .modules import spare_single_values, torch
+    from ..modules import spare_single_values, torch
 
     memo: dict[int, Any] = {}
     model = copied(original, memo)
@@ -181,7 +179,7 @@ def check_step(task: Task, original: Module, x: Tensor, y: Tensor) -> None:
 
 def _forward(task: Task, model: Module, x: Tensor) -> Any:
     """What a model returns, or the user's own in a chain, where the rest takes a tensor alone."""
-    from .modules import torch
+    from ..modules import torch
 
     if not is_one_output(task.make_model):
         return model(x)
@@ -197,7 +195,7 @@ def _shape_of_output(task: Task, output: Any, y: Tensor, mode: str) -> tuple[int
     """The shape of an output, () of more than one tensor. In training a model may return more, as
     of auxiliary heads, in one tensor or in several: only the loss reads it.
     """
-    from .modules import torch
+    from ..modules import torch
 
     is_training = mode == "in training"
     if not isinstance(output, torch.Tensor):
@@ -240,7 +238,7 @@ def _no_tensor(output: object, mode: str, is_taken: bool) -> DeltaflError:
 
 def _picked(output: Any) -> str:
     """How a tensor is picked from an output, best its logits; ``out`` as torchvision has it."""
-    from .modules import torch
+    from ..modules import torch
 
     names = [*output] if isinstance(output, Mapping) else [*getattr(output, "__dict__", {})]
     for name in ("logits", "out", *names):
@@ -281,7 +279,7 @@ def check_state(task: Task, original: Module, x: Tensor, y: Tensor) -> None:
     """Refuse a model that needs arrays which training changes and clients do not bring back, such
     as a moving average in frozen parameters: each round would begin with the first ones.
     """
-    from .modules import torch
+    from ..modules import torch
 
     params = dict(original.named_parameters())
     lost = [
@@ -323,8 +321,8 @@ def _who_needs(model: Module, other: Module, x: Tensor) -> str | None:
     """Which use shows that two models differ; None if none does, or if one already differs from
     itself.
     """
-    from .draws import seeded
-    from .modules import numbers_in, spare_single_values, torch
+    from ..draws import seeded
+    from ..modules import numbers_in, spare_single_values, torch
 
     for use, training in (("evaluations", False), ("later rounds", True)):
         found = []
@@ -343,7 +341,7 @@ def _who_needs(model: Module, other: Module, x: Tensor) -> str | None:
 
 def _train_twice(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
     """Two steps, as a client takes them: what follows the parameters moves in the second."""
-    from .modules import keep_frozen_statistics, spare_single_values, take_step
+    from ..modules import keep_frozen_statistics, spare_single_values, take_step
 
     frozen = freeze(model, task.parts_of(model))
     spare_single_values(model.train())

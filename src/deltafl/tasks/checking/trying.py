@@ -5,8 +5,8 @@ from math import nan
 from reprlib import repr as shown
 from typing import Any
 
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line
-from .losses import Loss, Tensor
+from ...errors import OWN_ERRORS, DeltaflError, in_one_line
+from ..losses import Loss, Tensor
 
 #: What to write where targets, or outputs, are none that the library's metrics of classes know.
 OTHER_TARGETS = (

@@ -18,11 +18,15 @@ from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from ..errors import DeltaflError, is_in, printable
-from ..model.parts import Patterns
-from ..streams import stream
-from ..types import Array, BoolArray, IntArray
-from .base import Task
+from ...errors import DeltaflError, is_in, printable
+from ...model.parts import Patterns
+from ...streams import stream
+from ...types import Array, BoolArray, IntArray
+from ..base import Task
+from ..dataset import Dataset, crc32_of
+from ..losses import MakeModel, Module, binary_cross_entropy, cross_entropy, squared_error
+from ..models import one_output, softmax_regression, within_one_output
+from ..partitions import AnyPartition, clients_of_tests, find_partition, make_partition, rows_by_key
 from .columns import (
     Coded,
     Target,
@@ -33,11 +37,7 @@ from .columns import (
     target_of,
     targets_of,
 )
-from .dataset import Dataset, crc32_of
 from .frames import Frame, read_frame, table_stem
-from .losses import MakeModel, Module, binary_cross_entropy, cross_entropy, squared_error
-from .models import one_output, softmax_regression, within_one_output
-from .partitions import AnyPartition, clients_of_tests, find_partition, make_partition, rows_by_key
 
 #: The column that says who holds a row, unless another one is named.
 OWNER = "client"

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Unpack
 
-from ..errors import DeltaflError, explained, require_no_twins
-from ..streams import stream
-from .base import Task
+from ...errors import DeltaflError, explained, require_no_twins
+from ...streams import stream
+from ..base import Task
+from ..losses import MakeModel
+from ..partitions import AnyPartition, find_partition
 from .columns import TaskType
 from .huggingface import Pieces, from_huggingface, plain
-from .losses import MakeModel
-from .partitions import AnyPartition, find_partition
 from .tables import OWNER, Sent, require_text
 
 
@@ -62,7 +62,7 @@ def from_torch(
 
     Example: ``from_torch(train, test, partition="dirichlet", clients=100, make_model=Net)``
     """
-    from .draws import seeded
+    from ..draws import seeded
 
     require_text(name)
     # A list of items, which a partition deals, is one data set.

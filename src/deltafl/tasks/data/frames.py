@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import DeltaflError, explained, in_one_line, require
-from ..store.files import opened
-from ..store.room import require_ram
+from ...errors import DeltaflError, explained, in_one_line, require
+from ...store.files import opened
+from ...store.room import require_ram
 from .files import read_arrays, unpacked
 
 #: A ``pandas.DataFrame``. pandas is optional and slow to import, so its types have names of ours.

@@ -9,20 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeltaflError, is_in
-from ..model.arrays import copied
-from ..streams import stream
-from .base import Task, first_examples
-from .dataset import Dataset
-from .ignored import ignore_index
-from .judge_checks import check_ends, check_loss, check_metrics
-from .losses import Module, Tensor
-from .metrics import (
-    counts,
-)
-from .model_checks import check_state, check_step, made_model
-from .models import without_one_output
-from .partitions import are_rows
+from ...errors import DeltaflError, is_in
+from ...model.arrays import copied
+from ...streams import stream
+from ..base import Task, first_examples
+from ..dataset import Dataset
+from ..ignored import ignore_index
+from ..losses import Module, Tensor
+from ..metrics import counts
+from ..models import without_one_output
+from ..partitions import are_rows
+from .judges import check_ends, check_loss, check_metrics
+from .models import check_state, check_step, made_model
 from .trying import OTHER_TARGETS, loss_or_nan, require_that, tried
 
 
@@ -47,8 +45,8 @@ def check_task(task: Task, name: str, seed: int, try_out: bool = True) -> None:
 
 def _smoke_test(task: Task, seed: int) -> None:
     """Make the model as the engine will, and take the gradient of a step on two examples."""
-    from .draws import seeded
-    from .modules import nn, spare_single_values, torch
+    from ..draws import seeded
+    from ..modules import nn, spare_single_values, torch
 
     loss: Any = task.loss
     good = callable(loss) and not isinstance(loss, type)
@@ -124,8 +122,8 @@ def _smoke_test(task: Task, seed: int) -> None:
 
 def _check_augment(task: Task, x: Tensor, seed: int) -> None:
     """Vary the same inputs twice, each time from the start."""
-    from .draws import seeded
-    from .modules import torch
+    from ..draws import seeded
+    from ..modules import torch
 
     augment: Any = task.augment
     found = []

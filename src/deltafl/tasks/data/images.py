@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DeltaflError, MissingExtraError, explained
-from .dataset import Dataset
+from ...errors import DeltaflError, MissingExtraError, explained
+from ..dataset import Dataset
 from .files import (
     CIFAR_ARCHIVE,
     SOURCES,

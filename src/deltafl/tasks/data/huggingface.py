@@ -13,16 +13,16 @@ from typing import Any, Unpack, get_args
 
 import numpy as np
 
-from ..errors import OWN_ERRORS, DeltaflError, explained, log, require, unknown_name
-from ..model.arrays import as_array
-from ..streams import stream
-from ..types import Array
-from .base import Task
+from ...errors import OWN_ERRORS, DeltaflError, explained, log, require, unknown_name
+from ...model.arrays import as_array
+from ...streams import stream
+from ...types import Array
+from ..base import Task
+from ..losses import MakeModel, Module
+from ..models import softmax_regression
+from ..partitions import AnyPartition
 from .columns import LARGEST, Column, Target, TaskType, by_name, require_all, target_of, targets_of
 from .frames import Frame
-from .losses import MakeModel, Module
-from .models import softmax_regression
-from .partitions import AnyPartition
 from .tables import (
     OWNER,
     TEST_SHARE,
@@ -179,15 +179,15 @@ class _Trial:
         return self._make_model().eval()
 
     def _answers(self, x: Array) -> Any:
-        from .draws import seeded
-        from .modules import torch
+        from ..draws import seeded
+        from ..modules import torch
 
         with seeded(stream(0, "data")), torch.no_grad():
             return self._model(torch.from_numpy(x))
 
     def takes_tokens(self, x: Array) -> bool:
         """Whether it takes whole numbers as they are alone, as one with an Embedding does."""
-        from .modules import nn
+        from ..modules import nn
 
         with suppress(*OWN_ERRORS):
             self._answers(x.astype(np.float32))

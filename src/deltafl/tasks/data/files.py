@@ -22,10 +22,10 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError, explained, log, require
-from ..store.files import make_folder, no_empty_folder, opened, remove, with_home
-from ..store.room import free_ram, human, require_ram
-from ..types import Array
+from ...errors import DeltaflError, explained, log, require
+from ...store.files import make_folder, no_empty_folder, opened, remove, with_home
+from ...store.room import free_ram, human, require_ram
+from ...types import Array
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"

@@ -11,20 +11,12 @@ from reprlib import repr as shown
 
 import numpy as np
 
-from ..errors import OWN_ERRORS, DeltaflError, counted
-from ..model.arrays import as_array, copied
-from ..types import Array, IntArray, Rng
-from .base import Task, model_inputs, spread_examples
-from .losses import Module
-from .metrics import (
-    CLASSES,
-    METRICS,
-    NUMBERS,
-    Metric,
-    Numbers,
-    is_of_library,
-    targets_of,
-)
+from ...errors import OWN_ERRORS, DeltaflError, counted
+from ...model.arrays import as_array, copied
+from ...types import Array, IntArray, Rng
+from ..base import Task, model_inputs, spread_examples
+from ..losses import Module
+from ..metrics import CLASSES, METRICS, NUMBERS, Metric, Numbers, is_of_library, targets_of
 from .trying import loss_or_nan, tried
 
 #: Metrics that are wrong for probabilities; others look at the order of examples alone.
@@ -48,7 +40,7 @@ def check_metrics(task: Task, model: Module, rng: Rng) -> None:
     """Judge the outputs of a model in evaluation on some test examples; where these have no value,
     as many as there are test examples, then random ones.
     """
-    from .modules import torch
+    from ..modules import torch
 
     if {metric.name for metric in task.metrics} == {"loss"}:
         return
@@ -142,7 +134,7 @@ def _check_logits(task: Task, model: Module, x: Numbers, targets: str) -> None:
 
 def _answers_probabilities(model: Module, x: Numbers) -> bool:
     """Whether outputs stay between 0 and 1 whatever the parameters are, as after a Sigmoid."""
-    from .modules import torch
+    from ..modules import torch
 
     tried = copied(model).eval()
     rng = np.random.default_rng(0)
@@ -209,7 +201,7 @@ def _judge_some(
     of_loss: str = "",
 ) -> None:
     """Evaluate the model on some examples, which are named where it, or the loss, fails."""
-    from .modules import torch
+    from ..modules import torch
 
     if len(x) == 0:
         return
@@ -224,7 +216,7 @@ def check_loss(task: Task, shape: tuple[int, ...]) -> None:
     """Refuse a loss whose values are right numbers of another thing, so that nothing is learnt, or
     judged: on outputs that are made up, of the ``shape`` of those of two examples.
     """
-    from .modules import torch
+    from ..modules import torch
 
     y_e = task.dataset.train_y
     differs_e = (y_e != y_e[:1]).reshape(len(y_e), -1).any(axis=1)

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from ..errors import DeltaflError, printable, require_no_twins
-from ..types import Array, BoolArray, FloatArray, IntArray
+from ...errors import DeltaflError, printable, require_no_twins
+from ...types import Array, BoolArray, FloatArray, IntArray
 from .frames import Frame
 
 #: A ``pandas.Series``.

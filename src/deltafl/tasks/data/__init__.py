@@ -1,0 +1,1 @@
+"""Where examples come from: files of data sets, tables, data sets of PyTorch and Hugging Face."""
