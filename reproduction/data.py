@@ -1,8 +1,8 @@
 """Tasks on data sets that are published nowhere, registered in ``deltafl.tasks``; their owner
 brings the files. One more comes with a package: ``movielens.py``.
 
-Each data set is one NumPy archive, looked for as in ``deltafl.tasks.data.files``. What they hold, by the
-names of the arrays (N examples; uint8 unless another type is given):
+Each data set is one NumPy archive, looked for as in ``deltafl.tasks.data.files``. What they hold,
+by the names of the arrays (N examples; uint8 unless another type is given):
 
 - ``unipen62_writers.npz``: ``x`` (N, 28, 28), ink 255 on 0; ``y`` (N,), labels 0 to 61 for 0-9,
   A-Z, a-z; ``writer`` (N,), whole numbers. Handwriting from pen trajectories (Guyon et al., UNIPEN,

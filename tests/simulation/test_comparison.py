@@ -319,7 +319,7 @@ def test_a_folder_may_be_named_from_home(tmp_path: Path, monkeypatch: pytest.Mon
     assert result.to_csv("~/tables/new/t.csv") == (tmp_path / "tables/new/t.csv").read_text()
     result.report("~/reports/new/r.html")
     assert (tmp_path / "reports/new/r.html").is_file()
-    with pytest.raises(deltafl.DeltaflError, match="table.csv: Not a directory; choose a folder"):
+    with pytest.raises(deltafl.DeltaflError, match=r"table\.csv: Not a directory; choose a folder"):
         result.to_latex("~/table.csv/t.tex")
 
 
