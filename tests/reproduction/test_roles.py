@@ -28,6 +28,7 @@ ADAPTERS = 2 * 4 * (3 * (64 + 64) + 2 * (64 + 256))
 @pytest.fixture(scope="module")
 def adapters() -> Any:
     """Not at the top: all workers would import peft, for ten seconds, and one plays these tests."""
+    pytest.importorskip("peft")
     return import_module("reproduction.adapters")
 
 
@@ -70,6 +71,7 @@ def test_hands_keep_the_length_and_the_alphabet() -> None:
 
 
 def test_the_adapters_alone_are_trained_and_sent(archive: Path) -> None:
+    pytest.importorskip("peft")
     task = make_task("roles-lora", seed=0, data_dir=archive)
     engine = Engine(task, LocalWork(lr=0.3, steps=2, batch_size=2), 0)
     assert (engine.route.path, engine.num_params) == ("loop", ADAPTERS)

@@ -326,6 +326,7 @@ def test_a_folder_may_be_named_from_home(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_home_that_nobody_has_is_a_folder_that_is_not_there() -> None:
     with pytest.raises(deltafl.DeltaflError, match="nobody-here/results"):
         deltafl.load("~nobody-here/results")
+    pytest.importorskip("tensorboard")
     assert tracker("tensorboard", "~nobody-here/x").folder == Path("~nobody-here/x")
 
 

@@ -46,6 +46,22 @@ def test_a_second_owner_is_refused_until_the_first_is_killed(tmp_path: Path) -> 
     assert not lock.exists()
 
 
+@pytest.mark.parametrize("kind", ["symlink_to", "hardlink_to", "mkdir"])
+def test_a_lock_that_is_another_file_too_leaves_that_as_it_is(tmp_path: Path, kind: str) -> None:
+    """Whatever the version of filelock, which before 4.2 empties a file with two names."""
+    victim = tmp_path / "victim"
+    victim.write_text("dear diary")
+    lock = tmp_path / "out.lock"
+    make = getattr(lock, kind)
+    make(*([] if kind == "mkdir" else [victim]))
+    with (
+        pytest.raises(DeltaflError, match=r"out\.lock is (a link|a file with 2 names|no file)"),
+        owned(tmp_path / "out", lock, "--out"),
+    ):
+        pass
+    assert victim.read_text() == "dear diary"
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="Linux has such a folder")
 @pytest.mark.parametrize("name", ["out.lock", "new/out.lock"])
 def test_where_no_lock_can_be_made_nobody_is_said_to_use_the_folder(name: str) -> None:

@@ -425,7 +425,8 @@ BAD_TEXTS: list[tuple[str, bytes | None, str]] = [
     # A spreadsheet where numbers have a comma: its rows fall into cells of no fixed number.
     ("t.csv", b"a;label\n1;x\n1,5;y\n1,5;2,5\n", "one column, 'a;label': .* --sep ';'"),
     ("t.csv", b"# of 2020\na,label,client\n1,x,u\n", "has one column, .*begin with a line of"),
-    ("t.csv", "a,label,client\n1,x,u\n".encode("utf-16-le"), "write --encoding utf-16"),
+    # Of this pandas below 3 makes cells without text.
+    ("t.csv", "a,label,client\n1,x,u\n".encode("utf-16-le"), "encoding utf-16|has no name"),
     ("t.csv", bz2.compress(b"a,label,client\n1,x,u\n"), "is no text, but packed or of another"),
     ("t.csv", lzma.compress(b"a,label,client\n1,x,u\n"), "is no text, but packed or of another"),
     ("t.tsv", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\xff", "is no text, but packed or of another"),

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 import numpy as np
@@ -91,10 +90,12 @@ def over_stretches(
     count = min(threads(), len(turns))
     if count < 2 or num_params < _FOR_THREADS:
         return [look(part) for part in parts]
+    # Before NumPy 2.2 they belong to a thread.
+    errors = np.geterr()
+
+    def look_at(those: list[slice]) -> list[Seen]:
+        with np.errstate(**errors):
+            return [look(part) for part in those]
+
     with ThreadPoolExecutor(count) as pool:
-        # In this thread's context, such as that of ``np.errstate``.
-        jobs = [
-            pool.submit(copy_context().run, lambda these: [look(part) for part in these], those)
-            for those in turns
-        ]
-        return [seen for job in jobs for seen in job.result()]
+        return [seen for found in pool.map(look_at, turns) for seen in found]

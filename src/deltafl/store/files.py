@@ -110,6 +110,14 @@ def _require_plain(
         )
 
 
+def require_alone(path: Path) -> None:
+    """Refuse what is in the place of a file that another library opens for us: a link, a folder, or
+    a file with another name, which the library would empty, too.
+    """
+    with suppress(FileNotFoundError):
+        _require_plain(str(path), path.lstat(), users=False, largest=sys.maxsize)
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Make an error of the system a sentence that names the file that is read."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DeltaflError
-from .files import make_folder, write_atomically, writing
+from .files import make_folder, require_alone, write_atomically, writing
 from .values import read_json
 
 #: How often a folder may be taken away before a lock is made in it.
@@ -36,6 +36,7 @@ def owned(folder: Path, lock: Path, option: str, seconds: float = 0) -> Iterator
         for tries_left in reversed(range(_TRIES)):
             try:
                 lock.parent.mkdir(parents=True, exist_ok=True)
+                require_alone(lock)
                 held.acquire(timeout=seconds)
                 break
             except Timeout:
