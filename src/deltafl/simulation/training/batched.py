@@ -332,8 +332,10 @@ class BatchedTrainer:
                     cast,
                     materialize_grads=True,
                 )
-            for gradient, value in zip(gradients, found, strict=True):
-                gradient.copy_(value)
+            # Torch 2.6 refuses to write to such views where gradients are recorded.
+            with torch.no_grad():
+                for gradient, value in zip(gradients, found, strict=True):
+                    gradient.copy_(value)
             return loss_nb.detach()
 
         return differentiate
