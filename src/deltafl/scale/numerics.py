@@ -102,10 +102,12 @@ def _of_any_size(total: FloatArray, left_d: Floats, right_d: Floats) -> FloatArr
     entries from 1e17 on, or below 1e-17.
     """
     size = np.abs(total)
-    # Negated, as NaN is on neither side.
-    beyond = ~((size >= _LEAST_PRODUCT) & (size < np.inf))
+    # NaN is not.
+    within = (size >= _LEAST_PRODUCT) & (size < np.inf)
+    if np.count_nonzero(within) == within.size:
+        return total
     # Each by itself: no other row may change its bits.
-    for place in map(tuple, np.argwhere(beyond)):
+    for place in map(tuple, np.argwhere(~within)):
         left_b, right_b = (
             np.broadcast_to(side_d, (*total.shape, side_d.shape[-1]))[place]
             for side_d in (left_d, right_d)
