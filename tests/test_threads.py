@@ -104,7 +104,7 @@ def test_the_axes_that_a_cohort_is_balanced_on(k: int, q: int) -> None:
 def test_cohorts_that_are_balanced_on_many_columns(design: str) -> None:
     """They do not hang on the last bits of the axes."""
     place_kq = np.random.default_rng(1).dirichlet(np.full(100, 0.1), 300)
-    score_m = 1.0 + np.arange(300) % 7
+    score_m = np.arange(300) % 7 + np.ones(300)
 
     def cohorts() -> object:
         return tuple(

@@ -319,6 +319,51 @@ def test_processes_have_one_thread_each_and_this_one_stays_as_it_was(
     assert os.environ == before
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="others have no sockets by name here")
+def test_processes_start_where_the_name_of_the_temporary_folder_is_long(tmp_path: Path) -> None:
+    """As on clusters: a socket's name has 108 bytes at most."""
+    place = tmp_path / ("x" * 100)
+    place.mkdir()
+    code = (
+        "import os, tempfile; from deltafl.simulation.parallel.processes import Processes\n"
+        "with Processes(1) as pool: print(pool.submit(os.getppid).result() > 0)\n"
+        "print(tempfile.gettempdir())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(place)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # What else is temporary stays where the user wants it.
+    assert done.stdout.split() == ["True", str(place)]
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError("path too long")])
+def test_where_no_process_can_be_started_a_sentence_says_how_to_do_without(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """A broken pipe would else end a command without a word, as one of its output does."""
+
+    def fails(*_: object) -> None:
+        raise error
+
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(DeltaflError, match=r"cannot be started here: .*; .* processes=1"),
+    ):
+        patched.setattr("multiprocessing.get_context", fails)
+        Processes(1)
+    with (
+        Processes(1) as pool,
+        monkeypatch.context() as patched,
+        pytest.raises(DeltaflError, match=r"cannot be started here: .*; .* processes=1"),
+    ):
+        patched.setattr(pool._pool, "submit", fails)
+        pool.submit(os.getpid)
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not say")
 def test_as_many_runs_as_the_process_may_use_cores(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
-from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker, util
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -65,6 +66,10 @@ def as_sent(error: BaseException) -> DeltaflError | JobError:
     return JobError(failure_of(error))
 
 
+#: Of the 108 bytes of a socket's name Python's own part has 32.
+_LONGEST_FOLDER = 70
+_SHORT_FOLDERS = ("/tmp", "/var/tmp")
+
 #: For processes side by side: more threads would only wait for cores.
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
 
@@ -85,8 +90,9 @@ class Processes(Executor):
         start: Callable[..., None] | None = None,
         *arguments: Any,
     ) -> None:
-        context = _context()
-        messages = context.Queue()
+        with _started():
+            context = _context()
+            messages = context.Queue()
         self._listener = logging.handlers.QueueListener(messages, _Forward())
         self._listener.start()
         self._packer = Packer()
@@ -113,7 +119,7 @@ class Processes(Executor):
         """Call a function in a process; its errors become ``DeltaflError``s and ``JobError``s."""
         # By value where a script defines it: the processes do not import the script.
         call = self._packer.packed(partial(function, *arguments, **named))
-        with _interrupts_wait(), _without_main(), variables(ONE_THREAD):
+        with _interrupts_wait(), _without_main(), variables(ONE_THREAD), _started():
             try:
                 return self._pool.submit(_attempt, call)
             except BrokenExecutor:  # a pool that has lost a process takes no calls
@@ -122,10 +128,39 @@ class Processes(Executor):
                 return self._pool.submit(_attempt, call)
 
 
+@contextmanager
+def _started() -> Iterator[None]:
+    """Make an error of the system as processes start, such as a limit of their number, a sentence
+    that says how to do without.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DeltaflError(
+            f"other processes cannot be started here: {in_one_line(error)}; play everything in "
+            "this one: processes=1 (--processes 1), and no workers"
+        ) from error
+
+
+def _with_short_names() -> None:
+    """Have the sockets by which processes are started in a folder with a short name.
+
+    Their names have at most 108 bytes, and ``TMPDIR`` is longer than that leaves on some clusters.
+    """
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
+        tempfile.tempdir = next(filter(os.path.isdir, _SHORT_FOLDERS), before)
+    try:
+        util.get_temp_dir()  # type: ignore[attr-defined, unused-ignore]  # kept until this one ends
+    finally:
+        tempfile.tempdir = before
+
+
 def _context() -> Any:
     """How processes are started here."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
+    _with_short_names()
     # A server that has imported torch, but has not used it, forks processes that are ready at once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["deltafl.simulation.run"])
