@@ -343,6 +343,20 @@ def test_results_come_in_the_order_of_the_jobs(two: Workers) -> None:
     assert two.map(NAMES, "echo", PARAMS, [], []) == []
 
 
+def test_where_processes_can_share_too_little_memory_a_sentence_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A container has 64 MB of it, unless somebody asks for more."""
+
+    def full(_: torch.Tensor) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+    recipe = Recipe(len, (torch.zeros(10**6),))
+    with Workers(2) as workers, pytest.raises(DeltaflError, match="share 4 MB of .*--shm-size=2g"):
+        workers.map(recipe, "who", PARAMS, [(1,)], [1.0])
+
+
 def test_workers_leave_interrupts_to_the_parent(two: Workers) -> None:
     before = pids(two)
     for pid in before:

@@ -7,6 +7,7 @@ from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
+from ...errors import DeltaflError, in_one_line
 from ...types import Params
 from ..distributed import ALONE, ProcessGroup, divided
 from ..training import torch
@@ -87,8 +88,7 @@ class Workers(AbstractContextManager["Workers"]):
         else:
             self._shared_d = torch.empty(num_params)
             # Once for all processes: jobs need not carry the model.
-            for tensor in (self._shared_d, *recipe.tensors):
-                tensor.share_memory_()  # type: ignore[no-untyped-call]
+            _share(self._shared_d, *recipe.tensors)
             make = packed(recipe.make)
             self._pool = Processes(
                 self.count,
@@ -98,6 +98,20 @@ class Workers(AbstractContextManager["Workers"]):
                 self._shared_d,
             )
         self._recipe = recipe
+
+
+def _share(*tensors: torch.Tensor) -> None:
+    """Move tensors into memory that processes share."""
+    try:
+        for tensor in tensors:
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
+    # A container's share of it is 64 MB unless somebody asks for more.
+    except RuntimeError as error:
+        size = sum(tensor.nbytes for tensor in tensors) / 1e6
+        raise DeltaflError(
+            f"workers share {size:.0f} MB of memory, and there is not enough ({in_one_line(error)})"
+            "; leave workers out, or make /dev/shm larger, as docker run --shm-size=2g does"
+        ) from error
 
 
 @contextmanager
