@@ -353,7 +353,7 @@ def test_where_processes_can_share_too_little_memory_a_sentence_says_what_to_do(
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
     recipe = Recipe(len, (torch.zeros(10**6),))
-    with Workers(2) as workers, pytest.raises(DeltaflError, match="share 4 MB of .*--shm-size=2g"):
+    with Workers(2) as workers, pytest.raises(DeltaflError, match=r"share 4 MB of .*--shm-size=2g"):
         workers.map(recipe, "who", PARAMS, [(1,)], [1.0])
 
 
