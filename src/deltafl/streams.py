@@ -5,6 +5,7 @@ process it was trained, and after a resume.
 """
 
 from operator import index
+from threading import RLock
 
 import numpy as np
 from numpy.random import Generator
@@ -32,6 +33,10 @@ PURPOSES: dict[str, int] = {
     "code": 16,  # signs of the two-bit code of first updates
     "evaluation": 17,  # who evaluates a model
 }
+
+#: Held while a thread uses what a process has one of: the global generators of PyTorch, NumPy and
+#: Python, the number of PyTorch's threads, the model that it trains. Other threads wait.
+ONE_AT_A_TIME = RLock()
 
 
 def stream(

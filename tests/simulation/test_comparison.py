@@ -3,10 +3,13 @@ folders.
 """
 
 import importlib.util
+import random
 import re
 import subprocess
 import sys
+import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.datasets import load_iris
 
 import deltafl
@@ -22,6 +26,7 @@ from deltafl.errors import DeltaflError
 from deltafl.samplers import label_of, make_sampler
 from deltafl.simulation import RoundDone, export_model, refusals, tracker
 from deltafl.tasks import make_task, table_task
+from deltafl.tasks.draws import seeded
 from tools.cli import deltafl_here
 
 SCRIPT = """
@@ -299,6 +304,33 @@ def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(
         run.client_accuracy_r.mean(), abs=1e-4
     )
     assert (row["worst_tenth"], row["client_sd"]) == (run.fairness.worst_tenth, run.fairness.sd)
+
+
+def test_comparisons_in_threads_are_those_of_one_thread(tmp_path: Path) -> None:
+    """They share the model that a process trains, and the generators that models draw from."""
+
+    def table(name: str) -> str:
+        given: dict[str, Any] = {"rounds": 4, "clients": 12, "progress": False, "report": False}
+        return deltafl.compare(
+            "digits", ["uniform", "innovation"], 1, out=tmp_path / name, processes=1, **given
+        ).to_csv()
+
+    with ThreadPoolExecutor(3) as pool:
+        found = [*pool.map(table, "abc")]
+    assert found == [table("alone")] * 3
+
+
+def test_a_block_with_seeds_of_its_own_is_one_threads_at_a_time() -> None:
+    def drawn(seed: int) -> tuple[float, ...]:
+        with seeded(np.random.default_rng(seed)):
+            first = random.random()
+            time.sleep(0.05)  # in which another thread would seed its own
+            return first, random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
+
+    before = random.getstate()
+    with ThreadPoolExecutor(3) as pool:
+        assert [*pool.map(drawn, range(6))] == [drawn(seed) for seed in range(6)]
+    assert random.getstate() == before
 
 
 @pytest.mark.drawn

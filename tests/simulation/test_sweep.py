@@ -3,6 +3,7 @@ or mixed up.
 """
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
+import deltafl
 from deltafl.errors import DeltaflError
 from deltafl.simulation.callbacks.callback import RoundDone
 from deltafl.simulation.folder.directory import RunDirectory
@@ -362,6 +365,37 @@ def test_where_no_process_can_be_started_a_sentence_says_how_to_do_without(
     ):
         patched.setattr(pool._pool, "submit", fails)
         pool.submit(os.getpid)
+
+
+def _compared(folder: str, **more: Any) -> str:
+    given = {"rounds": 1, "clients": 12, "progress": False, "report": False}
+    try:
+        found = deltafl.compare("digits", ["uniform"], 2, out=folder, **(given | more))
+    except DeltaflError as error:
+        return str(error)
+    return found.to_csv()
+
+
+def test_a_process_of_a_pool_compares_by_itself(tmp_path: Path) -> None:
+    """Python lets it start no others: as many runs as there are cores would end in an error."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(_compared, [str(tmp_path / "a")])
+        said = pool.apply(_compared, [str(tmp_path / "b")], {"processes": 2})
+    assert found == _compared(str(tmp_path / "c"), processes=1)
+    assert "other processes cannot be started here: AssertionError: daemonic" in said
+
+
+def test_threads_may_start_processes_at_the_same_time() -> None:
+    main = sys.modules["__main__"]
+    before = dict(os.environ)
+
+    def started(_: int) -> int:
+        with Processes(1) as pool:
+            return int(pool.submit(len, "ab").result())
+
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(started, range(8))] == [2] * 8
+    assert sys.modules["__main__"] is main and os.environ == before
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not say")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..streams import ONE_AT_A_TIME
 from ..types import Rng
 from .modules import torch
 
@@ -21,6 +22,11 @@ def seeded(rng: Rng, device: Any = None, every: bool = True) -> Iterator[None]:
 
     Those of NumPy and Python take as long as a small model: without ``every`` they are left alone.
     """
+    with ONE_AT_A_TIME:
+        yield from _seeded(rng, device, every)
+
+
+def _seeded(rng: Rng, device: Any, every: bool) -> Iterator[None]:
     generators = [torch.default_generator]
     if device is not None and device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])

@@ -25,6 +25,7 @@ from typing import IO, Any, NamedTuple
 from ...calls import Named
 from ...errors import OWN_ERRORS, DeltaflError, explained, in_one_line, log, require
 from ...store.own_python import allow, allowed
+from ...streams import ONE_AT_A_TIME
 from ...tasks.registry import added_tasks, import_tasks, register, task_modules
 
 
@@ -119,7 +120,7 @@ class Processes(Executor):
         """Call a function in a process; its errors become ``DeltaflError``s and ``JobError``s."""
         # By value where a script defines it: the processes do not import the script.
         call = self._packer.packed(partial(function, *arguments, **named))
-        with _interrupts_wait(), _without_main(), variables(ONE_THREAD), _started():
+        with _interrupts_wait(), _started(), _without_main(), variables(ONE_THREAD):
             try:
                 return self._pool.submit(_attempt, call)
             except BrokenExecutor:  # a pool that has lost a process takes no calls
@@ -130,12 +131,14 @@ class Processes(Executor):
 
 @contextmanager
 def _started() -> Iterator[None]:
-    """Make an error of the system as processes start, such as a limit of their number, a sentence
-    that says how to do without.
+    """Start processes, one thread after the other, as their environment is this one's. An error of
+    the system, such as a limit of their number, is a sentence that says how to do without.
     """
     try:
-        yield
-    except OSError as error:
+        with ONE_AT_A_TIME:
+            yield
+    # Python's own for a process of ``multiprocessing.Pool``, which may have none.
+    except (AssertionError, OSError) as error:
         raise DeltaflError(
             f"other processes cannot be started here: {in_one_line(error)}; play everything in "
             "this one: processes=1 (--processes 1), and no workers"

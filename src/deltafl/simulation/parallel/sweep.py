@@ -5,6 +5,7 @@ their folder. With ``keep_folders``, as ``deltafl compare`` has it, there are no
 folders stay in ``DIR/runs/``.
 """
 
+import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from ...errors import DeltaflError
 from ...scale.stretches import cores_allowed
 from ...store.lines import NOTHING, line_of, whole_lines
 from ...store.room import cores_of_quota
+from ...streams import ONE_AT_A_TIME
 from ...types import is_whole
 from ..callbacks.callback import OnRound, RoundDone, round_done
 from ..folder.checkpoint import CURE, read_checkpoint
@@ -73,7 +75,7 @@ def run_jobs(
 
 def count_processes(asked: Any, device: str | None) -> int:
     """How many runs are played side by side: ``asked``, else one per core that this process may
-    use; one alone on a GPU.
+    use; one alone on a GPU, and in a process that may start none, such as those of a pool.
     """
     if asked is not None:
         if not is_whole(asked) or asked < 1:
@@ -81,7 +83,7 @@ def count_processes(asked: Any, device: str | None) -> int:
                 f"processes is {asked!r:.60}; write a whole number from 1 on, or leave it out"
             )
         return int(asked)
-    if device not in (None, "cpu"):
+    if device not in (None, "cpu") or multiprocessing.current_process().daemon:
         return 1
     return min(filter(None, (cores_allowed(), cores_of_quota())))
 
@@ -94,11 +96,12 @@ def side_by_side(count: int) -> Iterator[Executor | None]:
             yield pool
         return
     setup = import_module("deltafl.simulation.setup")  # as for a run: it loads torch
-    setup.forget_engine()
-    try:
-        yield None
-    finally:
+    with ONE_AT_A_TIME:
         setup.forget_engine()
+        try:
+            yield None
+        finally:
+            setup.forget_engine()
 
 
 def play_jobs(

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ...errors import DeltaflError, in_one_line
+from ...streams import ONE_AT_A_TIME
 from ...types import Params
 from ..distributed import ALONE, ProcessGroup, divided
 from ..training import torch
@@ -117,12 +118,13 @@ def _share(*tensors: torch.Tensor) -> None:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Run torch with one thread, as the workers do: with more, last bits of sums would differ."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    with ONE_AT_A_TIME:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 #: In a worker process: what makes its runner, its tensors, and the global model.
