@@ -24,7 +24,7 @@ from sklearn.datasets import load_iris
 import deltafl
 from deltafl.errors import DeltaflError
 from deltafl.samplers import label_of, make_sampler
-from deltafl.simulation import RoundDone, export_model, refusals, tracker
+from deltafl.simulation import RoundDone, export_model, new_folder, refusals, tracker
 from deltafl.tasks import make_task, table_task
 from deltafl.tasks.draws import seeded
 from tools.cli import deltafl_here
@@ -515,3 +515,18 @@ def test_a_comparison_without_a_single_reply_says_so(
     found = deltafl.compare("toy", ["uniform", "full"], out=tmp_path, processes=1, **settings)
     text = " ".join(str(found).split())
     assert ("No reply ever came" in text and "uniform, full; look at deadline" in text) == is_told
+
+
+def test_what_begins_in_the_same_second_has_folders_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the jobs of a queue's array do; a folder that stays empty goes when its process ends."""
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(lambda _: new_folder("compare", "toy"), range(40))]
+    assert len(set(found)) == 40 and all(folder.is_dir() for folder in found)
+    code = "from deltafl.simulation import new_folder; print(new_folder('run', 'toy').is_dir())"
+    place = tmp_path / "other"
+    place.mkdir()
+    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, check=True)
+    assert done.stdout.split() == [b"True"] and not any(place.iterdir())

@@ -227,10 +227,14 @@ def no_empty_folder(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         for place in made:
-            # What is not there, or holds something, stays as it is.
-            with suppress(OSError):
-                place.rmdir()
+            remove_empty(place)
         raise
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder; one that is not there, or holds something, stays as it is."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def make_folder(folder: Path, private: bool = False) -> None:

@@ -23,6 +23,7 @@ on is on the disk by then (fsync); what does not fit it, because it is damaged, 
 run, is refused. Checkpoints and memories are for their owner alone (0600).
 """
 
+import atexit
 import json
 import os
 import secrets
@@ -42,7 +43,15 @@ from ...samplers.base import Sampler
 from ...scale.named_arrays import named_arrays
 from ...scale.rows import row_files, settled
 from ...scale.sound import restored_state
-from ...store.files import make_folder, name_for_file, remove, with_home, write_atomically
+from ...store.files import (
+    make_folder,
+    name_for_file,
+    remove,
+    remove_empty,
+    with_home,
+    write_atomically,
+    writing,
+)
 from ...store.folder import Note, new_name, owned, read_note, require_note, require_own, write_note
 from ...store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
 from ...store.sealed import read_array, write_sealed
@@ -88,11 +97,22 @@ def locked(folder: Path, seconds: float = 0) -> AbstractContextManager[None]:
 
 
 def new_folder(command: str, task: str) -> Path:
-    """A folder of its own below ``runs`` for results that were given no place."""
+    """A folder of its own below ``runs`` for results that were given no place.
+
+    It is made at once, or others that begin in the same second would take its name; what is still
+    empty when this process ends is removed.
+    """
     about = name_for_file(short_name(task), limit=60)
     name = f"{command}-{about}-{datetime.now():%Y%m%d-%H%M%S}"
-    names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(folder for folder in map(Path("runs").joinpath, names) if not folder.exists())
+    runs = Path("runs")
+    atexit.register(remove_empty, runs.absolute())
+    make_folder(runs)
+    for other in chain([name], (f"{name}-{number}" for number in count(2))):
+        with writing(runs / other), suppress(FileExistsError):
+            (runs / other).mkdir()
+            atexit.register(remove_empty, (runs / other).absolute())
+            return runs / other
+    raise AssertionError("a count has no end")
 
 
 def write_header(
