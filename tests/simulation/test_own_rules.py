@@ -259,7 +259,8 @@ def test_what_a_callback_of_yours_draws_is_repeated(sampler: str, tmp_path: Path
 
 def test_clients_with_names_that_are_no_text_are_in_the_table(tmp_path: Path) -> None:
     """As os.listdir gives those of files that are not in UTF-8."""
-    note_clients(tmp_path, np.array([3]), 1, "loss", np.array([0.5]), 1, ["cafe\udce9"], ["\udcff"])
+    value_m = np.array([0.5])
+    note_clients(tmp_path, np.array([3]), "loss", {1: value_m}, 1, ["cafe\udce9"], ["\udcff"])
     noted = noted_clients(tmp_path)
     assert (noted.names, noted.strata) == ([r"cafe\udce9"], [r"\udcff"])
 
@@ -269,6 +270,6 @@ def test_values_per_client_have_four_decimals_and_small_errors_four_digits(
     metric: str, tmp_path: Path
 ) -> None:
     value_m = np.array([1.23456e-5, 0.0123456, 0.5, 12.345678, np.nan])
-    note_clients(tmp_path, np.arange(5), 1, metric, value_m, 1, (), ())
+    note_clients(tmp_path, np.arange(5), metric, {1: value_m}, 1, (), ())
     small = [0.0, 0.0123] if metric == "accuracy" else [1.235e-5, 0.01235]
     assert noted_clients(tmp_path).rows == {1: [*small, 0.5, 12.3457, None]}

@@ -22,9 +22,11 @@ from torch import nn
 from deltafl import compare
 from deltafl.analysis.statistics import fairness_of
 from deltafl.errors import DeltaflError
+from deltafl.simulation.callbacks import followers
 from deltafl.simulation.callbacks.callback import Callback, LiveRun, PlayedRound
 from deltafl.simulation.comparisons.comparing import run_comparison
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.folder.clients import note_clients, noted_clients
 from deltafl.simulation.folder.directory import RunDirectory, refusals
 from deltafl.simulation.folder.record import read_run
 from deltafl.simulation.run import begin, run_experiment, run_single
@@ -166,6 +168,29 @@ def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluatio
         and end["round"] < 36
     )
     assert json.loads((early / "clients.json").read_text())["rounds"] == [end["round"]]
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+def test_accuracies_by_client_are_written_with_checkpoints_and_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """All before are written again each time, which takes long with many clients and rounds."""
+    known = {"rounds": 13, "checkpoint_every": every}
+    written: list[int] = []
+
+    def counting(folder: Path, *given: Any) -> None:
+        note_clients(folder, *given)
+        written.append(max(noted_clients(folder).rows))
+
+    monkeypatch.setattr(followers, "note_clients", counting)
+    run(tmp_path / "unbroken", **known)
+    due = [round for round in range(9, 13) if round % every == 0]
+    assert written == [*due, 13]
+    with pytest.raises(StopError):
+        run_single(settings_of(**known), tmp_path / "broken", stop_after(11))
+    run(tmp_path / "broken", **known)
+    noted = [(tmp_path / name / "clients.json").read_bytes() for name in ("broken", "unbroken")]
+    assert noted[0] == noted[1] and json.loads(noted[0])["rounds"] == [9, 10, 11, 12, 13]
 
 
 @pytest.mark.sampled(3)

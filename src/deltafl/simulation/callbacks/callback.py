@@ -55,6 +55,10 @@ class LiveRun:
         assert self.settings.rounds is not None
         return self.settings.rounds
 
+    def keeps(self, round: "PlayedRound") -> bool:
+        """Whether a checkpoint is due after a round."""
+        return round.is_last or round.number % self.settings.checkpoint_every == 0
+
     def evaluate(self, round: "PlayedRound") -> None:
         """Evaluate the model of a round, and note that in its line."""
         round.judged = self.engine.judge(self.plan.model(self.state), self.state.rest)

@@ -12,7 +12,7 @@ from ...scale.named_arrays import bytes_in_ram
 from ...server.watch import Watch
 from ...store import checked
 from ...tasks.base import Task
-from ...types import Json, RoundInfo
+from ...types import FloatArray, Json, RoundInfo
 from ..folder.checkpoint import CURE
 from ..folder.clients import note_clients
 from ..folder.directory import DivergedError, StopRun
@@ -121,7 +121,14 @@ class Watching(Callback):
 
 
 class Recording(Callback):
-    """Writes the lines of every round, and each client's metric with the last models."""
+    """Writes the lines of every round, and each client's metric with the last models.
+
+    The metrics are written where a checkpoint is due: all before are written again with them, and
+    the rounds after a checkpoint are played again.
+    """
+
+    def __init__(self) -> None:
+        self._late: dict[int, FloatArray] = {}  #: by round, those that are not written yet
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
         if not run.group.is_first:
@@ -130,18 +137,22 @@ class Recording(Callback):
         since = late_after(run.rounds) + 1
         if {"stopped", "diverged"} & round.line.keys():
             since = round.number  # the run ends here, so its last model alone counts
-        # Written before the line: a round that is played again is noted again.
+            self._late.clear()
         if "test" in round.line and round.number >= since:
+            value_m = round.judged.by_client()
+            if value_m is not None:
+                self._late[round.number] = value_m
+        if round.is_last or (self._late and run.keeps(round)):
             note_clients(
                 run.directory.path,
                 run.plan.population.num_examples_m,
-                round.number,
                 task.metrics[0].name,
-                round.judged.by_client(),
+                self._late,
                 since,
                 task.client_names,
                 task.client_strata,
             )
+            self._late.clear()
         round.timing["server_bytes"] = bytes_in_ram(run.state)
         round.timing["evaluation_seconds"] = round.closed.read()["seconds"]
         run.directory.append(round.line, {"round": round.number, **round.timing})
@@ -156,8 +167,7 @@ class Checkpoints(Callback):
     """
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
-        is_due = round.is_last or round.number % run.settings.checkpoint_every == 0
-        if "diverged" in round.line or not is_due:
+        if "diverged" in round.line or not run.keeps(round):
             return
         if run.watch.suspect is None:
             run.kept = round.number

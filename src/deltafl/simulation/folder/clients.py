@@ -1,7 +1,7 @@
 """What is noted of each client of a run: size, name, stratum, and the metric in late rounds."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -27,29 +27,30 @@ Column = Annotated[list[float | None], BeforeValidator(plain_json)]
 def note_clients(
     folder: Path,
     num_examples_m: IntArray,
-    round: int,
     metric: str,
-    value_m: FloatArray | None,
+    value_by_round: Mapping[int, FloatArray],
     since: int,
     names: Sequence[str],
     strata: Sequence[str],
 ) -> None:
-    """Write each client's size, perhaps its name and stratum, and perhaps its metric after this
-    round beside those noted from ``since`` on.
+    """Write each client's size, perhaps its name and stratum, and its metric after these rounds
+    beside those noted from ``since`` on.
 
-    It is written before the round becomes a checkpoint, so that a round which is played again is
-    noted again.
+    It is written before the last of the rounds becomes a checkpoint, so that rounds which are
+    played again are noted again.
     """
     known: Json = {"num_examples": num_examples_m.tolist()}
     if len(names):
         known["names"] = [*names]
     if len(strata):
         known["strata"] = [*map(str, strata)]
-    if value_m is not None:
-        # Later rounds than this one are those that are played again.
-        rows = {at: row for at, row in noted_clients(folder).rows.items() if since <= at < round}
-        pairs = zip(value_m.tolist(), np.round(value_m, 4).tolist(), strict=True)
-        rows[round] = plain_json([finer(metric, *pair) for pair in pairs])
+    if value_by_round:
+        # Later ones than the first of these are those that are played again.
+        end = min(value_by_round)
+        rows = {at: row for at, row in noted_clients(folder).rows.items() if since <= at < end}
+        for round, value_m in value_by_round.items():
+            pairs = zip(value_m.tolist(), np.round(value_m, 4).tolist(), strict=True)
+            rows[round] = plain_json([finer(metric, *pair) for pair in pairs])
         known |= {"rounds": [*rows], metric: [*rows.values()]}
     write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
 
