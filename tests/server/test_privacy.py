@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import log_ndtr, ndtr
 
 import deltafl
 from deltafl import (
@@ -211,10 +212,40 @@ def test_who_is_in_a_sum_is_a_mask(responded: Any) -> None:
         deltafl.close_round_from_sum(plan, state, open_round(plan, state), responded, np.ones(5))
 
 
+def delta_of(epsilon: float, noise: float, rounds: int) -> float:
+    """Of the Gaussian mechanism, exactly (Balle and Wang 2018), without sampling."""
+    sigma = noise / np.sqrt(rounds)
+    low = log_ndtr(-epsilon * sigma - 1 / (2 * sigma))
+    return float(ndtr(-epsilon * sigma + 1 / (2 * sigma)) - np.exp(epsilon + low))
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.01, 0.05, 0.0999])
+@pytest.mark.parametrize("rounds", [1, 10, 1000])
+def test_epsilon_of_little_noise_is_a_bound_that_is_nearly_reached(
+    noise: float, rounds: int
+) -> None:
+    """It was infinite."""
+    epsilon = DifferentialPrivacy(1.0, noise, 1e-5).epsilon(rounds, 0.1)
+    assert delta_of(epsilon, noise, rounds) <= 1e-5 < delta_of(0.85 * epsilon, noise, rounds)
+
+
+def test_epsilon_of_more_losses_than_memory_holds_is_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended in a MemoryError."""
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    counted = DifferentialPrivacy(1.0, 0.5, 1e-5).epsilon(100, 1.0)
+    monkeypatch.setattr("dp_accounting.pld.PLDAccountant.compose", full)
+    bound = DifferentialPrivacy(1.0, 0.5, 1e-5).epsilon(100, 1.0)
+    assert counted < bound < 1.1 * counted
+
+
 def test_epsilon_of_no_round_of_no_noise_and_of_no_number() -> None:
     dp = DifferentialPrivacy(1.0, 1.0, 1e-5)
     assert dp.epsilon(0, 0.1) == 0
-    assert DifferentialPrivacy(1.0, 1e-9, 1e-5).epsilon(10, 0.1) == np.inf
     for rounds, rate in ((-1, 0.1), (1.5, 0.1), (10, np.nan), (10, 0.0)):
         with pytest.raises(DeltaflError, match="; write "):
             dp.epsilon(rounds, rate)  # type: ignore[arg-type]
