@@ -57,7 +57,7 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
     cure = "put a copy back, or write it anew with save_state"
     arrays, saved = read_sealed(Path(path), cure, mapped=True, users=True)
     for name, value in owner(plan).items():
-        before = saved.get(name)
+        before = saved.get(name, "None")
         if before != value:
             raise DeltaflError(
                 f"the state in {path} belongs to a plan with {name} = {before}, and this "
@@ -76,14 +76,12 @@ def owner(plan: Plan) -> dict[str, str]:
     depends on.
     """
     population = plan.population
-    aux = "None"
-    if population.aux_mq is not None:
-        aux = _checksum(population.aux_mq, np.float64)
     return {
         "clients": str(population.num_clients),
         "weight_m": _checksum(population.weight_m, np.float64),
         "num_examples_m": _checksum(population.num_examples_m, np.int64),
-        "aux_mq": aux,
+        "aux_mq": _checksum(population.aux_mq, np.float64),
+        "cost_m": _checksum(population.cost_m, np.float64),
         "sampler": written(plan.sampler),
         "estimator": _without_addresses(plan.rule.name),
         **plan.part_texts,
@@ -111,9 +109,11 @@ def _without_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
-def _checksum(array: Array, dtype: Any) -> str:
+def _checksum(array: Array | None, dtype: Any) -> str:
     """Shape and CRC-32: against mistakes, not against forgers, and several times as fast as
     BLAKE2.
     """
+    if array is None:
+        return "None"
     plain = np.ascontiguousarray(array, dtype)
     return f"{'x'.join(map(str, plain.shape))}:{zlib.crc32(plain.data):08x}"

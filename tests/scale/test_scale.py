@@ -327,6 +327,7 @@ OTHER_SIZES = Population.from_sizes(1 + np.arange(30) % 5)
         ("clients", {"population": plan_of(31, n=5).population}),
         ("weight_m", {"population": OTHER_SIZES}),
         ("aux_mq", {"population": plan_of(30, n=5).population._replace(aux_mq=np.ones((30, 2)))}),
+        ("cost_m", {"population": plan_of(30, n=5).population.priced(np.arange(1, 31))}),
         ("sampler", {"sampler": make_sampler("fedpracis")}),
         ("server_optimizer", {"parts": (Sgd(lr=0.5),)}),
         ("memory", {"memory": RowFormat("bfloat16")}),
