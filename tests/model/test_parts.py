@@ -1,6 +1,6 @@
 """What a model is made of: ties, frozen and local arrays, buffers; and what cannot be read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 
 import deltafl
 from deltafl import DeltaflError
+from deltafl.federation.local_work import LocalSteps
 from deltafl.model.arrays import NamedArrays
 from deltafl.model.parts import ModelParts, parts_of_copies
 from deltafl.model.vectors import mean_rest
@@ -279,6 +280,50 @@ def test_a_state_dict_may_have_parameters_in_parts(form: Callable[[Any], Any]) -
     assert deltafl.flatten(Flat(form, 15)).tolist() == [*range(15)]
     with pytest.raises(DeltaflError, match="trains 'flat', which its state dict leaves out"):
         deltafl.flatten(Flat(form, 14))
+
+
+@pytest.fixture
+def divided() -> Iterator[Any]:
+    """A model as FSDP2 leaves it, in a group of one process."""
+    for name in ("fsdp", "checkpoint.state_dict"):
+        pytest.importorskip(f"torch.distributed.{name}")
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+    yield distributed.fsdp.fully_shard(model, mesh=mesh)
+    distributed.destroy_process_group()
+
+
+def correct(model: Any) -> None:
+    correction = {name: np.ones(param.shape) for name, param in model.named_parameters()}
+    with deltafl.corrected_steps(correction, model, torch.optim.SGD(model.parameters(), 0.1), 1):
+        pass
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        deltafl.flatten,
+        lambda model: deltafl.flatten(model.state_dict()),
+        lambda model: deltafl.flatten([*model.parameters()]),
+        lambda model: deltafl.unflatten(np.zeros(14), model),
+        lambda model: deltafl.init_round(deltafl.make_plan("uniform", [1, 1], n=1), model),
+        lambda model: LocalSteps(0.1).add(1.0, model.parameters()),
+        correct,
+    ],
+)
+def test_a_model_of_which_each_process_has_a_part_is_gathered_first(
+    divided: Any, call: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(DeltaflError, match=r"part of a DTensor, .* give its \.full_tensor\(\)"):
+        call(divided)
+    whole = torch.distributed.checkpoint.state_dict
+    options = whole.StateDictOptions(full_state_dict=True)
+    state = deltafl.unflatten(np.arange(14.0), whole.get_model_state_dict(divided, options=options))
+    whole.set_model_state_dict(divided, state, options=options)
+    found = [param.full_tensor().detach().numpy().ravel() for param in divided.parameters()]
+    assert np.concatenate(found).tolist() == [*range(14)]
 
 
 def test_a_state_dict_of_ones_own_takes_the_options() -> None:

@@ -100,7 +100,11 @@ def state_of(model: Any) -> dict[str, Any]:
 
 
 def _without_extra(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    return {name: part for name, part in state.items() if str(name).rpartition(".")[2] != _EXTRA}
+    return {
+        name: _undivided(part)
+        for name, part in state.items()
+        if str(name).rpartition(".")[2] != _EXTRA
+    }
 
 
 def own_tensors(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,13 +205,24 @@ def as_array(numbers: Any) -> Array:
     """Numbers as a NumPy array, from any device; PyTorch is recognised by its methods, not
     imported.
     """
-    if hasattr(numbers, "detach"):
+    if hasattr(_undivided(numbers), "detach"):
         numbers = numbers.detach().to_dense().cpu()
         try:
             numbers = numbers.numpy()
         except TypeError:  # bfloat16, which NumPy does not know
             numbers = numbers.float().numpy()
     return np.asarray(numbers)
+
+
+def _undivided(tensor: Any) -> Any:
+    """A tensor as it is; a DTensor, which alone has this method, is refused."""
+    if hasattr(tensor, "full_tensor"):
+        raise DeltaflError(
+            "each process has only a part of a DTensor, as FSDP2 makes them: give its "
+            ".full_tensor(), or in place of a model get_model_state_dict(model, "
+            "options=StateDictOptions(full_state_dict=True))"
+        )
+    return tensor
 
 
 def as_reals(
@@ -260,6 +275,8 @@ def _read(name: object, tensor: Any) -> Array:
         )
     try:
         array = as_array(tensor)
+    except DeltaflError:
+        raise
     except Exception as error:  # each kind of tensor without numbers raises an error of its own
         why = f"{type(tensor).__name__}, {type(error).__name__}"
     else:
