@@ -624,6 +624,14 @@ def test_a_page_is_short_and_begins_with_something_to_type(document: str) -> Non
     assert fence and len(before.split()) <= 150
 
 
+def test_what_watch_shows_of_a_plan_is_what_the_page_on_plans_shows() -> None:
+    """Both are of one command, which takes too long to play here."""
+    watch, plan = ((ROOT / f"docs/how-to/{name}.md").read_text() for name in ("watch", "plan"))
+    (cost,) = re.findall(r"cost planned +\S+ of (.*) to 80\.00% with (.*)\n", watch)
+    assert f"cost {cost[0]}." in plan and f"take {cost[1]}:" in plan
+    assert len(re.findall(r"(?m)^\$? ?(deltafl plan .* --seeds 3)", watch + plan)) == 2
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
