@@ -134,6 +134,17 @@ def test_what_is_no_number_in_a_report_never_ends_a_round(column: str, kind: str
         assert np.isfinite(state.params_d).all()
 
 
+@pytest.mark.parametrize("name", ["loss", "train_loss"])
+@pytest.mark.parametrize("kind", [float, np.float16, np.float64, np.array, "tensor"])
+def test_a_loss_is_a_number_of_whatever_library(kind: Any, name: str) -> None:
+    """One of torch was left out, as if there had been none."""
+    if kind == "tensor":
+        kind = pytest.importorskip("torch").tensor
+    value = kind(0.5)
+    for metrics in ({name: value}, {"loss": [9.0], name: value}, {name: value, "train-loss": 7}):
+        assert read_reply({}, metrics, {}).loss == 0.5
+
+
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_what_is_no_number_in_a_reply_is_read(kind: str) -> None:
     value = NUMBERS[kind]

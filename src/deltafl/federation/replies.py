@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from math import inf, isfinite, nan, prod
+from math import inf, isfinite, isnan, nan, prod
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -99,7 +99,9 @@ def read_reply(
     known = named(metrics)
     reported = named(report)
     # Apps call their loss by one of several names; the first that is there counts.
-    losses = [as_number(known[name]) for name in LOSS_NAMES if isinstance(known.get(name), Real)]
+    found = [(known[name], as_number(known[name])) for name in LOSS_NAMES if name in known]
+    # One of torch or of NumPy's arrays is a number, too; NaN is none but where it was sent.
+    losses = [loss for sent, loss in found if isinstance(sent, Real) or not isnan(loss)]
     return ClientReply(
         received,
         loss=losses[0] if losses else None,
