@@ -57,6 +57,23 @@ def test_a_resumed_federation_has_the_same_bits(label: str, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_arrays_have_their_types_after_a_restart(order: Any, tmp_path: Path) -> None:
+    """The first round ended in an error where a counter had its bytes in the other order."""
+    types = {"x": "f4", "half": "f2", "count": "i8", "small": "i2", "mask": "?"}
+    model = {name: np.ones(3, np.dtype(type).newbyteorder(order)) for name, type in types.items()}
+    fed = federation("uniform", model)
+    admit(fed, sizes_of(4))
+    for _ in range(2):
+        play(fed, 1)
+        save(tmp_path, fed)
+        before = fed.arrays()
+        fed = federation("uniform", model)
+        assert load(tmp_path, fed)
+        for name, array in fed.arrays().items():
+            assert array.dtype == model[name].dtype and np.array_equal(array, before[name])
+
+
 def test_a_kill_between_any_two_calls_leaves_the_old_state_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

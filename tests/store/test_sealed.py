@@ -43,6 +43,14 @@ def test_what_is_written_is_read(
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("type", [">f8", ">f4", ">f2", ">i8", ">i2", ">u4", ">u1"])
+def test_arrays_with_their_bytes_in_the_other_order_are_written(type: str, tmp_path: Path) -> None:
+    array = np.arange(6).astype(type).reshape(2, 3)
+    write_sealed(tmp_path / "file", {"a": array})
+    for found in (read_sealed(tmp_path / "file", "")[0]["a"], load_file(tmp_path / "file")["a"]):
+        assert found.dtype.isnative and found.tolist() == array.tolist()
+
+
 def test_a_type_that_no_file_holds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DeltaflError, match="a has type complex128, which a file of arrays does"):
         write_sealed(tmp_path / "other", {"a": np.zeros(5, dtype=complex)})

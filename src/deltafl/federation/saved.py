@@ -307,7 +307,10 @@ def _take(
     federation.seen = header.seen
     federation.clients = clients
     federation.plan = federation.rules.plan_for(clients)
-    federation.rest = whole
+    # In the order of bytes that the model has, which no file keeps.
+    federation.rest = {
+        name: array.astype(federation.rest[name].dtype, copy=False) for name, array in whole.items()
+    }
     template = blank_state(federation.plan, federation.params_d)
     federation.state = restored_state(federation.plan.sampler, template, arrays)
 

@@ -54,7 +54,9 @@ def write_sealed(
     entries: Json = {}
     checksum = 0
     end = 0
-    for name, array in ordered.items():
+    for name, given in ordered.items():
+        # Files such as MNIST's own have the bytes of a number in the other order.
+        array = given.astype(given.dtype.newbyteorder("="), copy=False)
         if array.dtype not in _NAMES:
             names = ", ".join(dtype.name for dtype in _NAMES)
             raise DeltaflError(
