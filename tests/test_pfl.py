@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,11 +26,12 @@ from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.algorithm.fedprox import FedProx, FedProxParams
 from pfl.callback.base import TrainingProcessCallback
 from pfl.callback.restore_training import RestoreTrainingCallback
+from pfl.common_types import Population as UsersOf
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNTrainHyperParams
-from pfl.metrics import Metrics
+from pfl.metrics import MetricName, Metrics, StringMetricName, Weighted
 from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism, NormClippingOnly
@@ -224,6 +225,26 @@ def test_the_models_are_those_of_the_simulator(label: str) -> None:
     assert keep.logged[-1]["deltafl | sum-of-weights"] == pytest.approx(
         backend.history[-1].sum_of_weights
     )
+
+
+@pytest.mark.parametrize(
+    "name", [str, StringMetricName, partial(MetricName, population=UsersOf.TRAIN)]
+)
+@pytest.mark.parametrize("value", [float, Weighted.from_unweighted, np.float32])
+def test_metrics_are_those_of_localsteps_by_whatever_name_and_type(
+    name: Callable[[str], Any], value: Callable[[float], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by a MetricName was left out without a word, so that others were drawn."""
+
+    pfls = Metrics
+
+    def named(given: Sequence[tuple[str, float]] = ()) -> Metrics:
+        return pfls([(name(own), value(number)) for own, number in given])
+
+    plan = plan_of("pracdelta")
+    expected = simulated(plan)
+    monkeypatch.setattr(sys.modules[__name__], "Metrics", named)
+    assert_same(run(plan)[1].models, expected)
 
 
 class Tied(Net):

@@ -296,9 +296,11 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
             )
         # pfl's statistics are updates times the user's weight.
         update_d = flatten([stats[name] for name in self.names]) / np.float32(stats.weight)
-        metrics = user_context.metrics
-        known = [name for name in _REPORTED if name in metrics]
-        reported = {name: as_number(get_overall_value(metrics[name])) for name in known}
+        # The names that pfl makes say the population, too.
+        known = {str(name).rpartition(" | ")[2]: value for name, value in user_context.metrics}
+        reported = {
+            name: as_number(get_overall_value(known[name])) for name in _REPORTED if name in known
+        }
         reply = read_reply({}, reported, {})
         self._received[self._training] = _Received(update_d, reply, self.buffers.read())
         return stats, Metrics()
