@@ -56,8 +56,11 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
     check_types("load_state(path, plan)", path=(path, str, PathLike), plan=(plan, Plan))
     cure = "put a copy back, or write it anew with save_state"
     arrays, saved = read_sealed(Path(path), cure, mapped=True, users=True)
-    for name, value in owner(plan).items():
-        before = saved.get(name, "None")
+    known = owner(plan)
+    # Files from before costs were noted: the state has a checksum of them.
+    saved = {"cost_m": known["cost_m"], **saved}
+    for name, value in known.items():
+        before = saved.get(name)
         if before != value:
             raise DeltaflError(
                 f"the state in {path} belongs to a plan with {name} = {before}, and this "

@@ -34,7 +34,7 @@ from deltafl.scale.tree import TreeBuffer
 from deltafl.server.average import Average
 from deltafl.server.first_round import FirstRound
 from deltafl.state_file import load_state, save_state
-from deltafl.store.sealed import write_sealed
+from deltafl.store.sealed import read_sealed, write_sealed
 from deltafl.streams import stream
 from deltafl.types import Array, BoolArray, FloatArray, IntArray
 
@@ -352,6 +352,22 @@ def test_a_state_of_other_clients_or_another_plan_is_refused(
         (1 + np.arange(30) % 7).astype(np.int8)
     )  # the same clients, made anew
     assert same(load_state(path, replace(plan, population=again, n=7, response_floor=0.5)), state)
+
+
+def test_a_state_from_before_costs_were_noted_is_read(tmp_path: Path) -> None:
+    plain = plan_of(30, n=5)
+    plan = replace(plain, population=plain.population.priced(np.arange(1, 31)))
+    path = tmp_path / "state"
+    state = play(plan, init_round(plan, np.zeros(D)), 2)
+    save_state(path, state, plan)
+    arrays, header = read_sealed(path, "")
+    del header["cost_m"]
+    write_sealed(path, arrays, header)
+    assert same(load_state(path, plan), state)
+    other = replace(plain, population=plain.population.priced(np.full(30, 2)))
+    for wrong in (plain, other):
+        with pytest.raises(DeltaflError, match="weights_crc is that of another plan"):
+            load_state(path, wrong)
 
 
 def test_bytes_of_a_state_count_what_clients_share_once() -> None:
