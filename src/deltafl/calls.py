@@ -5,12 +5,13 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from .errors import DeltaflError, unknown_name
+from .errors import DeltaflError, entry, unknown_name
 
+T = TypeVar("T")
 _CALL = re.compile(r"^\s*(?P<name>[^()]*?)\s*(\((?P<options>.*)\))?\s*$", re.DOTALL)
 _WORD = re.compile(r"^[A-Za-z_][\w.-]*$")
 #: Types of options, in words.
@@ -129,6 +130,14 @@ def check_options(
         hint = get_type_hints(kind)[option]
         if not _fits(value, hint):
             raise DeltaflError(f"{option} of {name!r} is {value!r}; it must be {_in_words(hint)}")
+
+
+def made(kind: str, text: str, kinds: Mapping[str, type[T]], *more: str) -> T:
+    """What ``name(option=value)`` makes of one of these dataclasses; ``more``: as for ``entry``."""
+    name, options = parse_call(text)
+    chosen = entry(kind, name, kinds, *more)
+    check_options(chosen, options, name)
+    return chosen(**options)
 
 
 def _fits(value: Any, hint: Any) -> bool:

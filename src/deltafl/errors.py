@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 #: What user code can raise; a ``sys.exit`` in it must not choose this program's exit code.
 OWN_ERRORS = (Exception, SystemExit)
+
+T = TypeVar("T")
 
 #: PyTorch without CUDA: a tenth of its size.
 CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
@@ -177,6 +179,13 @@ def unknown_name(
     if near:
         return DeltaflError(f"unknown {kind} {shown}: did you mean {' or '.join(near)}?")
     return DeltaflError(f"unknown {kind} {shown}: choose one of {', '.join(names)}")
+
+
+def entry(kind: str, name: str, table: Mapping[str, T], *more: str) -> T:
+    """What a table has by a name; ``unknown_name`` if there is none, which also knows ``more``."""
+    if name not in table:
+        raise unknown_name(kind, name, [*table, *more])
+    return table[name]
 
 
 def require_no_twins(where: str, names: Iterable[Any]) -> None:

@@ -10,7 +10,7 @@ from threading import RLock
 import numpy as np
 from numpy.random import Generator
 
-from .errors import DeltaflError, unknown_name
+from .errors import DeltaflError, entry
 
 #: What randomness is used for. The number is part of the stream's identity: never reuse or renumber
 #: one.
@@ -50,10 +50,9 @@ def stream(
 
     An unknown purpose, or what is no whole number of at least 0, is a ``DeltaflError``.
     """
-    if purpose not in PURPOSES:
-        raise unknown_name("purpose of randomness", purpose, PURPOSES)
+    number = entry("purpose of randomness", purpose, PURPOSES)
     # As a spawn key and not added to the seed: two seeds have no stream in common.
-    key = (PURPOSES[purpose], round, client)
+    key = (number, round, client)
     try:
         # ``index``, for without a seed NumPy would take one from the system.
         entropy = np.random.SeedSequence(index(seed), spawn_key=key)

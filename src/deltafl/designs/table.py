@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError, unknown_name
+from ..errors import DeltaflError, entry
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Rng
 from .anticluster import anticluster
@@ -225,9 +225,7 @@ DESIGNS: dict[str, Design] = {
 
 def find_design(name: str) -> Design:
     """Look a design up by name; an unknown one is a ``DeltaflError`` that suggests the nearest."""
-    if name not in DESIGNS:
-        raise unknown_name("design", name, DESIGNS)
-    return DESIGNS[name]
+    return entry("design", name, DESIGNS)
 
 
 def draw_by(

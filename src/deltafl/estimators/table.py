@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..calls import check_options, parse_call
-from ..errors import DeltaflError, explained, unknown_name
+from ..errors import DeltaflError, entry, explained
 from ..store.own_python import load_class
 from ..types import Cohort, FloatArray
 from .control_variates import ControlVariate, NoControl
@@ -227,14 +227,13 @@ def _with_options(text: str) -> Estimator:
         check_options(kind, options, name)
         with explained(f"{name} cannot be made"):
             return _unbiased(text, kind(**options), "")
-    if name not in ALL_ESTIMATORS:
-        raise unknown_name("estimator", name, [*ALL_ESTIMATORS, *_ALIASES])
-    control: Any = ALL_ESTIMATORS[name].control
+    rule = entry("estimator", name, ALL_ESTIMATORS, *_ALIASES)
+    control: Any = rule.control
     parts = [
         field.name for field in fields(control) if field.type is not float
     ]  # such as another control variate
     check_options(type(control), options, name, hidden=parts)
-    return ALL_ESTIMATORS[name]._replace(
+    return rule._replace(
         name=text,
         control=replace(control, **options),
     )

@@ -8,7 +8,7 @@ from inspect import get_annotations, signature
 from typing import Any, NamedTuple
 
 from ..calls import check_options
-from ..errors import DeltaflError, explained, unknown_name
+from ..errors import DeltaflError, entry, explained
 from ..store.own_python import load_class
 from .base import NewFirst, Sampler
 from .centred import Balanced, BalancedByCensus, Centred
@@ -452,9 +452,7 @@ def find_sampler(name: str, kind: type[Sampler] | None = None) -> SamplerEntry:
             "uniform@pivotal+local_lr=0.1+average=0.5"
         )
         raise DeltaflError(f"cannot read the settings in {name!r:.200}; {last}")
-    if name not in SAMPLERS:
-        raise unknown_name("sampler", name, SAMPLERS)
-    return SAMPLERS[name]
+    return entry("sampler", name, SAMPLERS)
 
 
 def _own_entry(name: str, kind: type[Sampler]) -> SamplerEntry:

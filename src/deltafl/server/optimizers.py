@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError, unknown_name
+from ..errors import DeltaflError, entry, unknown_name
 from ..model.arrays import LARGEST_ENTRY
 from ..scale.numerics import inner, largest_entry
 from ..scale.stretches import over_stretches
@@ -247,10 +247,9 @@ def make_server_optimizer(
         DeltaflError: If the name is unknown, a number is out of range, or ``momentum`` is given to
             another optimizer.
     """
-    if name not in SERVER_OPTIMIZERS:
-        raise unknown_name("server optimizer", name, SERVER_OPTIMIZERS)
+    usual = entry("server optimizer", name, SERVER_OPTIMIZERS)
     if lr is None:
-        lr = SERVER_OPTIMIZERS[name]
+        lr = usual
     if momentum is None:
         kind = _PLAIN.get(name, partial(Adaptive, name))
         return kind(lr)

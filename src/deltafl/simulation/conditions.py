@@ -5,15 +5,14 @@ meet the same conditions.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 
-from ..calls import check_options, parse_call
-from ..errors import DeltaflError, WithRanges, unknown_name
+from ..calls import made
+from ..errors import DeltaflError, WithRanges
 from ..streams import stream
 from ..tasks.metrics import mean_ranks
 from ..types import BoolArray, FloatArray, IntArray, Population, Rng
@@ -28,7 +27,6 @@ DROPOUT = 2
 _PATIENCE = 10_000
 #: The least seconds and megabits of a file.
 _LEAST = 1e-15
-T = TypeVar("T")
 
 #: (round, clock) -> who is available, bool (m,), at least one, or None for everybody; and the
 #: clock, later if the server had to wait.
@@ -387,29 +385,18 @@ def costs_of(
 
 def find_availability(text: str, names: Sequence[str] = ()) -> Availability:
     """``always``, ``labels(least=0.2)`` and the like, or ``FILE.csv`` (``Trace``)."""
-    return _called("availability", text, AVAILABILITIES, partial(Trace, names=names))
+    if text.endswith(".csv"):
+        return Trace(text, names)
+    return made("availability", text, AVAILABILITIES, "FILE.csv")
 
 
 def find_speeds(text: str | None, names: Sequence[str] = ()) -> Speeds | None:
     """``lognormal(sigma=0.5)`` and the like, or ``FILE.csv``; None for no clock."""
     if text is None:
         return None
-    return _called("speeds", text, SPEEDS, partial(Measured, names=names))
-
-
-def _called(
-    what: str,
-    text: str,
-    kinds: Mapping[str, type[T]],
-    table: Callable[[str], T],
-) -> T:
     if text.endswith(".csv"):
-        return table(text)
-    name, options = parse_call(text)
-    if name not in kinds:
-        raise unknown_name(what, name, [*kinds, "FILE.csv"])
-    check_options(kinds[name], options, name)
-    return kinds[name](**options)
+        return Measured(text, names)
+    return made("speeds", text, SPEEDS, "FILE.csv")
 
 
 def _ranks(size_m: IntArray) -> FloatArray:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..calls import Named, check_options, parse_call
-from ..errors import DeltaflError, WithRanges, explained, is_in, unknown_name
+from ..calls import Named, made
+from ..errors import DeltaflError, WithRanges, explained, is_in
 from ..store.own_python import load_function, split_name
 from ..types import FloatArray
 
@@ -119,14 +119,10 @@ def factors_of(text: str | None, rounds: int) -> tuple[float, ...]:
     if isinstance(text, Named):
         return _own_factors(text, text.of, rounds)
     if ".py:" in text:
-        made = load_function(text, "FILE.py:FUNCTION", "(round): ...")
-        return _own_factors(text, made, rounds, split_name(text)[0].resolve())
-    name, options = parse_call(text)
-    if name not in SCHEDULES:
-        raise unknown_name("lr_schedule", name, [*SCHEDULES, "FILE.py:FUNCTION"])
-    kind = SCHEDULES[name]
-    check_options(kind, options, name)
-    return tuple(kind(**options).factors(rounds).tolist())
+        own = load_function(text, "FILE.py:FUNCTION", "(round): ...")
+        return _own_factors(text, own, rounds, split_name(text)[0].resolve())
+    schedule = made("lr_schedule", text, SCHEDULES, "FILE.py:FUNCTION")
+    return tuple(schedule.factors(rounds).tolist())
 
 
 def _own_factors(

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..calls import Named, parse_call
-from ..errors import DeltaflError, counted, explained, is_in, require, unknown_name
+from ..errors import DeltaflError, counted, entry, explained, is_in, require, unknown_name
 from ..store.own_python import load_function
 from ..types import FloatArray, IntArray, Rng
 from .dataset import Dataset
@@ -392,9 +392,7 @@ def find_partition(text: AnyPartition) -> Partition:
         form = "--partition FILE.py:FUNCTION"
         function = partial(load_function(name, form, "(y, num_clients, rng)"), **options)
         return own(partial(_by_function, function, named))
-    if name not in PARTITIONS:
-        raise unknown_name("partition", name, [*PARTITIONS, "FILE.py:FUNCTION"])
-    partition = PARTITIONS[name]
+    partition = entry("partition", name, PARTITIONS, "FILE.py:FUNCTION")
     for option, value in options.items():
         if option not in partition.options:
             if not partition.options:

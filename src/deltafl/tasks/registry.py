@@ -15,7 +15,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from ..errors import DeltaflError, explained, unknown_name
+from ..errors import DeltaflError, entry, explained
 from ..model.parts import Patterns
 from ..streams import stream
 from .base import Augment, Task
@@ -147,10 +147,7 @@ def known_tasks() -> dict[str, TaskSpec]:
 
 def find_task(name: str) -> TaskSpec:
     """The task of this name."""
-    tasks = known_tasks()
-    if name not in tasks:
-        raise unknown_name("task", name, tasks)
-    return tasks[name]
+    return entry("task", name, known_tasks())
 
 
 def make_task(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import TypedDict
 
-from ...errors import OWN_ERRORS, explained, printable, require, unknown_name
+from ...errors import OWN_ERRORS, entry, explained, printable, require
 from ...store.files import below, make_folder, with_home
 from ...store.lines import append_line, last_line
 from ...types import AnyPath, Json
@@ -323,6 +323,4 @@ def tracker(name: str, folder: AnyPath) -> Tracker:
         >>> with tracker("tensorboard", "my-results") as on_round:  # doctest: +SKIP
         ...     deltafl.compare("digits", seeds=3, out="my-results", on_round=on_round)
     """
-    if name not in TRACKERS:
-        raise unknown_name("tracker", name, TRACKERS)
-    return TRACKERS[name](folder)
+    return entry("tracker", name, TRACKERS)(folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ...errors import DeltaflError, explained, in_one_line, require, unknown_name
+from ...errors import DeltaflError, entry, explained, in_one_line, require
 from .processes import variables
 
 #: What submitit calls the same on every cluster.
@@ -89,6 +89,4 @@ def named_executor(text: str, folder: Path) -> AbstractContextManager[Any]:
     does on this machine what ``slurm`` does, to try it.
     """
     name, _, rest = text.partition(":")
-    if name not in EXECUTORS:
-        raise unknown_name("executor", name, EXECUTORS)
-    return EXECUTORS[name](rest, folder)
+    return entry("executor", name, EXECUTORS)(rest, folder)
