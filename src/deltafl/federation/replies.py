@@ -153,19 +153,11 @@ def read_numbers(sent: object, length: int, what: str) -> tuple[float, ...]:
     raise DeltaflError(f"{what} is not {length} finite numbers of at most {LARGEST_NORM:.0e}")
 
 
-def reports_of(
-    replies: Sequence[ClientReply],
-    responded: Sequence[bool],
-) -> Reports:
-    """What these clients reported of their work, and which of them did."""
-    return Reports.make(
-        len(replies),
-        responded=responded,
-        loss=[reply.loss for reply in replies],
-        square_loss=[reply.square_loss for reply in replies],
-        step_variance=[reply.step_variance for reply in replies],
-        num_steps=[reply.num_steps for reply in replies],
-    )
+def reports_of(replies: Sequence[Any], responded: Sequence[bool] | None = None) -> Reports:
+    """What these clients reported of their work, and which of them did; all if it is left out."""
+    names = ("loss", "square_loss", "step_variance", "num_steps")
+    columns = {name: [getattr(reply, name) for reply in replies] for name in names}
+    return Reports.make(len(replies), responded=responded, **columns)
 
 
 def round_metrics(info: RoundInfo) -> Metrics:

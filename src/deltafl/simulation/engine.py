@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
+from ..federation.replies import reports_of
 from ..model.arrays import Arrays, NamedArrays
 from ..model.parts import freeze
 from ..plan import NO_REST
@@ -161,13 +162,7 @@ class Engine:
                 -1,
                 self.num_params,
             ),
-            Reports.make(
-                len(results),
-                loss=[r.loss for r in results],
-                square_loss=[r.square_loss for r in results],
-                step_variance=[r.step_variance for r in results],
-                num_steps=[r.num_steps for r in results],
-            ),
+            reports_of(results),
             [r.rest for r in results] if results and results[0].rest else (),
         )
 
