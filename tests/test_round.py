@@ -40,6 +40,7 @@ from deltafl import (
     make_server_optimizer,
     open_round,
     recommend,
+    resize_state,
     save_state,
     unflatten,
 )
@@ -298,6 +299,27 @@ def test_rounds_are_opened_and_closed_again_with_the_same_bits(
     assert same_tree(following, again)
     assert following.params_d.dtype == np.float32
     assert not np.array_equal(following.params_d, state.params_d)
+
+
+@pytest.mark.parametrize("label", ["uniform", "uniform+average=0.5", "uniform+mime=0.5"])
+def test_training_in_place_cannot_change_a_state_or_a_cohort(tmp_path: Path, label: str) -> None:
+    # Else the update is 0, and what one client did is the model of the next.
+    plan = make_plan(label, [1] * 4, n=2)
+    state = init_round(plan, np.zeros(3))
+    state, _ = close_round(plan, state, open_round(plan, state), np.ones((2, 3)))
+    save_state(tmp_path / "state", state, plan)
+    states = [
+        init_round(plan, np.zeros(3)),
+        state,
+        load_state(tmp_path / "state", plan),
+        resize_state(make_plan(label, [1] * 5, n=2), state, kept=range(4)),
+    ]
+    for one in states:
+        with pytest.raises(ValueError, match="read-only"):
+            one.params_d[:] -= 1.0
+    for array in (plan.model(state), open_round(plan, state).client_n):
+        with pytest.raises(ValueError, match="read-only"):
+            array[:] -= 1
 
 
 def test_draws_depend_on_seed_and_round() -> None:

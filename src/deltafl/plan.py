@@ -46,6 +46,7 @@ from .types import (
     Rng,
     Within,
     locked,
+    read_only,
 )
 
 #: The type of an attribute of a plan, and what to write.
@@ -302,7 +303,7 @@ class Plan(WithRanges):
         params_d = state.params_d
         for part in self.parts:
             params_d = part.model(state.parts[part.name], params_d)
-        return params_d
+        return read_only(params_d)
 
     def drifts(
         self,
@@ -482,7 +483,7 @@ class Plan(WithRanges):
         params_d, own[optimizer.name] = optimizer.move(own[optimizer.name], step)
         for part in self.parts:
             own[part.name] = part.moved(own[part.name], step, params_d)
-        return state._replace(round=state.round + 1, params_d=params_d, parts=own)
+        return state._replace(round=state.round + 1, params_d=read_only(params_d), parts=own)
 
 
 def check_state(plan: Plan, state: RoundState) -> None:

@@ -31,7 +31,18 @@ from .scale.persistent_array import PersistentArray
 from .screening import Updates
 from .server.part import Step
 from .streams import stream
-from .types import NOBODY, BoolArray, Broadcast, Cohort, Oracle, Params, Reports, RoundInfo
+from .types import (
+    NOBODY,
+    BoolArray,
+    Broadcast,
+    Cohort,
+    Oracle,
+    Params,
+    Reports,
+    RoundInfo,
+    locked,
+    read_only,
+)
 
 
 def init_round(plan: Plan, params: Any) -> RoundState:
@@ -70,7 +81,8 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
 
     return RoundState(
         round=0,
-        params_d=params_d,
+        # Local training in place would else be the model's next step, and its update 0.
+        params_d=read_only(params_d),
         parts={part.name: part.init(plan, params_d) for part in plan.parts},
         sampler=plan.sampler.init(plan.population),
         control=control.init(plan.population, len(params_d)),
@@ -132,8 +144,8 @@ def open_round(
     plan.collect_replies(state, cohort)
     cohort = cohort._replace(absent=absent, round=state.round)
     if cost_m is not None:
-        return cohort._replace(cost_n=now.costs(cohort))
-    return cohort
+        cohort = cohort._replace(cost_n=now.costs(cohort))
+    return locked(cohort)
 
 
 def close_round(

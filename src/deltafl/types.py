@@ -181,7 +181,9 @@ def locked(record: Record) -> Record:
 
 
 def read_only(array: Array) -> Array:
-    """A view that cannot be written into."""
+    """A view that cannot be written into; the array itself if it cannot."""
+    if not array.flags.writeable:
+        return array
     view = array.view()
     view.flags.writeable = False
     return view

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import numpy as np
 
 from ..errors import DeltaflError, bounds_of
-from ..types import LARGEST_AUX, LARGEST_STEP, Array, Within, is_ours
+from ..types import LARGEST_AUX, LARGEST_STEP, Array, Within, is_ours, read_only
 from .named_arrays import from_named_arrays
 from .persistent_array import PersistentArray
 from .rows import MappedRows, row_values
@@ -31,7 +31,10 @@ def restored_state(sampler: Any, template: Any, arrays: Mapping[str, Array]) -> 
     ``template`` is that of the same plan before the first round.
     """
     state = from_named_arrays(template, arrays)
-    state = state._replace(sampler=sampler.restored(state.sampler, template.sampler))
+    state = state._replace(
+        params_d=read_only(state.params_d),
+        sampler=sampler.restored(state.sampler, template.sampler),
+    )
     for name in ("weights_crc", "method_crc"):
         if getattr(state, name) != getattr(template, name):
             raise not_sound(f"state.{name} is that of another plan")

@@ -71,7 +71,7 @@ class Workers(AbstractContextManager["Workers"]):
                     for place in mine
                 ]
         else:
-            self._shared_d.copy_(torch.from_numpy(params_d))  # no process reads it between two maps
+            self._shared_d.numpy()[:] = params_d  # no process reads it between two maps
             futures = {
                 place: self._pool.submit(_do, method, jobs[place])
                 # The longest first: what begins last decides when all are done.
