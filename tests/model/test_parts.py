@@ -462,6 +462,19 @@ def test_what_has_no_numbers_is_refused_by_name(make: Callable[[], Any]) -> None
         deltafl.flatten(make())
 
 
+@pytest.mark.parametrize(
+    "nested",
+    [
+        {"layer": {"w": np.ones(2), "b": np.ones(1)}},
+        {"layer": (np.ones(2), np.ones(1))},
+        [[np.ones((2, 2)), np.ones(2)]],
+    ],
+)
+def test_arrays_in_several_levels_are_refused_in_words(nested: Any) -> None:
+    with pytest.raises(DeltaflError, match=r"is a (dict|list|tuple), no array; give one dict"):
+        deltafl.flatten(nested)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
 def test_what_a_mask_hides_is_no_part_of_a_model(dtype: Any) -> None:
     masked = np.ma.array(np.ones(2, dtype), mask=[False, True])

@@ -287,6 +287,11 @@ def _read(name: object, tensor: Any) -> Array:
             why = f"layout {layout}"
         elif array.dtype.kind in "fiub":
             return array
+    if isinstance(tensor, Mapping | list | tuple):
+        raise DeltaflError(
+            f"{name!r} of the model is a {type(tensor).__name__}, no array; give one dict or list "
+            "of arrays, such as jax.tree.leaves(model)"
+        )
     raise DeltaflError(
         f"array {name!r} of the model has no numbers to train on ({why}); use floats, integers or "
         "booleans, and register_buffer(..., persistent=False) for what stays as it is. Run a lazy "
