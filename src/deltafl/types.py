@@ -308,11 +308,16 @@ class Population(NamedTuple):
             raise DeltaflError(
                 f"num_examples_m is {num_examples_m!r:.60}; write a list of at least one size"
             )
-        # float64 holds no more than 2^53.
-        if size_m.dtype.kind not in "iu" or size_m.min() < 1 or size_m.max() > 2**53:
+        if size_m.dtype.kind not in "iu":
             raise DeltaflError(
                 "num_examples_m must hold whole numbers, 1 to 2^53, and is of type "
-                f"{size_m.dtype}: leave out clients without examples, and write sizes.astype(int)"
+                f"{size_m.dtype}; write np.array(sizes).astype(int)"
+            )
+        # float64 holds no more than 2^53.
+        for client in np.flatnonzero((size_m < 1) | (size_m > 2**53))[:1]:
+            raise DeltaflError(
+                f"client {client} has {size_m[client]} examples; give whole numbers, 1 to 2^53, "
+                "and leave out clients without examples"
             )
         if str(weights) not in {"data", "uniform"}:
             raise DeltaflError(
