@@ -96,6 +96,17 @@ def test_a_rate_is_any_real_number(lr: Any) -> None:
     assert any(part == Sgd(2) for part in make_plan("uniform", [1] * 4, 2, server_lr=lr).parts)
 
 
+@pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
+@pytest.mark.parametrize("lr", [0, 0.0, -0.1])
+def test_a_rate_at_which_nothing_is_learnt_is_refused_by_every_way_to_write_it(
+    name: str, lr: float
+) -> None:
+    words = re.escape(f"server_lr is {lr}; it must be in (0, inf)")
+    for label, rate in (("uniform", lr), (f"uniform+server_lr={lr}", None)):
+        with pytest.raises(DeltaflError, match=words):
+            make_plan(label, [1] * 4, 2, server_optimizer=name, server_lr=rate)
+
+
 def test_names_and_default_rates() -> None:
     assert make_server_optimizer("sgd") == Sgd(1.0)
     assert make_server_optimizer("fedexp", 0.5) == FedExP(0.5, 1e-3)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, NamedTuple
 
-from ..errors import DeltaflError, unknown_name
+from ..errors import DeltaflError, is_in, unknown_name
 from .average import Average
 from .clipping import Clip
 from .first_round import CODE, EXACT, FirstRound
@@ -54,6 +54,10 @@ class Row(NamedTuple):
             # An array would be compared entry by entry.
             if not isinstance(value, str | Real | kind | None):
                 raise DeltaflError(f"{key} is {value!r:.60}; write a plain number, or a word")
+            interval = self.settings[key].values
+            # An object may do what no user wants: the audit's step of 0 leaves the model as it is.
+            if isinstance(value, Real) and isinstance(interval, str) and not is_in(value, interval):
+                raise DeltaflError(f"{key} is {value!r:.60}; it must be in {interval}")
         more = [
             f"{key} is {value!r:.60}"
             for key, value in values.items()
