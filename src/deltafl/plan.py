@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .designs.inclusion import are_clients, check_cohort_size
 from .designs.table import ORDERED
-from .errors import DeltaflError, WithRanges, check_types, unknown_name
+from .errors import DeltaflError, WithRanges, check_types
 from .estimators.control_variates import ControlVariate
 from .estimators.learned_coefficient import LearnedCoefficient
 from .estimators.table import Estimator, find_estimator, weighted_mean
@@ -20,7 +20,14 @@ from .estimators.two_bits import coded
 from .estimators.value import ControlValue, Reader
 from .samplers.base import RunFacts, Sampler, Scored
 from .samplers.census import LONGEST, Census
-from .samplers.label import Label, make_sampler, method_of, needs_value, parse_label
+from .samplers.label import (
+    Label,
+    make_sampler,
+    method_of,
+    needs_value,
+    parse_label,
+    unknown_setting,
+)
 from .scale.numerics import inner
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
@@ -611,9 +618,9 @@ def make_plan(
     if label is not None:
         made = make_sampler(label, facts)
     known = Plan.__dataclass_fields__
-    for name in more:
+    for name, value in more.items():
         if name not in known:
-            raise unknown_name("setting", name, [*known, *SETTINGS])
+            raise unknown_setting(name, value, [*known, *SETTINGS])
     # An object takes the place of the default of its kind. Where that was set, too, or another
     # setting of its kind, both stay, and ``Plan`` refuses them.
     written = {
@@ -636,7 +643,7 @@ def _check_label(label: Label, given: object, more: dict[str, Any]) -> None:
     """Refuse settings that no plan has, and a second estimator; ``more`` gets the label's."""
     for name, value in label.settings.items():
         if name not in IN_TEXT:
-            raise unknown_name("setting of a plan in a label", name, IN_TEXT)
+            raise unknown_setting(name, value, IN_TEXT)
         if value is True and SETTINGS[name].values is not bool:
             raise needs_value(name, given)
     estimator = more.setdefault("estimator", label.estimator)

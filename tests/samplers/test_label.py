@@ -4,6 +4,7 @@ file.
 
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -263,11 +264,23 @@ def test_a_plan_takes_its_settings_from_the_label() -> None:
     assert [part.name for part in plan.parts] == ["scaffold", "server_optimizer", "average"]
     assert (plan.part("average"), plan.estimator) == (Average(0.5), "two-phase")
     assert make_rules("uniform+clip=median", n=2).plan.part("clip") == Clip("median")
-    with pytest.raises(
-        DeltaflError,
-        match="unknown setting of a plan in a label 'proximal': choose one of allocation",
-    ):
-        make_plan("uniform+proximal=0.1", [1, 2, 3], n=2)
+
+
+@pytest.mark.parametrize(
+    ("label", "given", "words"),
+    [
+        ("uniform+proximal=0.1", {}, "proximal is of the simulator's local training"),
+        ("uniform", {"local_lr": 0.1}, "local_lr is of the simulator's local training"),
+        ("uniform", {"per_cost": True}, r"write it in the label, as in \w+\(per_cost=True\)"),
+        ("uniform+averag=0.1", {}, "unknown setting 'averag': did you mean 'average'"),
+    ],
+)
+def test_a_setting_that_belongs_elsewhere_is_refused_with_its_place(
+    label: str, given: dict[str, Any], words: str
+) -> None:
+    for make in (partial(make_plan, label, [1, 2, 3], n=2), partial(make_rules, label, n=2)):
+        with pytest.raises(DeltaflError, match=words):
+            make(**given)
 
 
 def test_a_sampler_in_a_file_of_ones_own(tmp_path: Path) -> None:

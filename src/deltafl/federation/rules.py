@@ -13,6 +13,7 @@ from ..errors import DeltaflError, explained, is_in, unknown_name
 from ..model.parts import Patterns
 from ..plan import Plan, make_plan
 from ..samplers.base import Sampler
+from ..samplers.label import unknown_setting
 from ..scale.rows import RowFormat
 from ..server.size import AUTO
 from ..server.table import SETTINGS
@@ -219,9 +220,9 @@ def make_rules(
     """
     shared = {*signature(make_rules).parameters} - {"min_clients", "host", "settings"}
     known = {*shared, *_OWN, "estimator", "response_floor", *SETTINGS}
-    for name in settings:
+    for name, value in settings.items():
         if name not in known:
-            raise unknown_name("setting", name, known | {*host} - {"self", "settings"})
+            raise unknown_setting(name, value, known | {*host} - {"self", "settings"})
     own = {name: settings.pop(name) for name in _OWN if name in settings}
     fraction = own.get("fraction_train")
     if n is not None and fraction is not None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..calls import Named, cut_outside, parse_call, split_outside, write_call, write_setting
 from ..designs.table import find_design
-from ..errors import DeltaflError
+from ..errors import DeltaflError, unknown_name
 from ..estimators.control_variates import ControlVariate, NoControl
 from ..estimators.table import ESTIMATORS, find_estimator, is_estimator
 from ..server.table import kinds_of
@@ -115,6 +115,17 @@ def parse_label(label: "str | Label") -> Label:
     return Label(name, options, design or entry.design, estimator.name, settings, kind)
 
 
+#: Settings of local training, which only the simulator does itself.
+OF_TRAINING = (
+    "local_lr",
+    "lr_schedule",
+    "local_epochs",
+    "batch_size",
+    "local_momentum",
+    "proximal",
+    "fixed_order",
+)
+
 #: A setting, alone or with a value.
 _SETTING = re.compile(r"\s*[a-z_]+\s*(=('[^']*'|[^+()@']+(\([^()]*\)\s*)?))?")
 
@@ -139,6 +150,22 @@ def split_settings(label: str) -> tuple[str, dict[str, Any]]:
             value = repr(value.strip())
         parts.append(f"{name}={value if equals else True}")
     return "+".join(pieces[:first]).strip(), parse_call(f"label({','.join(parts)})")[1]
+
+
+def unknown_setting(name: str, value: object, allowed: Iterable[str]) -> DeltaflError:
+    """The error for a setting that is none of those that are allowed where it stands."""
+    for sampler, entry in SAMPLERS.items():
+        if name in entry.options:
+            return DeltaflError(
+                f"{name} is an option of samplers; write it in the label, as in "
+                f"{sampler}({name}={value})"
+            )
+    if name in OF_TRAINING:
+        return DeltaflError(
+            f"{name} is of the simulator's local training, and here clients train by your own "
+            "code; leave it out, and set it there"
+        )
+    return unknown_name("setting", name, allowed)
 
 
 def needs_value(name: str, label: object) -> DeltaflError:

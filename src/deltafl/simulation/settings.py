@@ -30,14 +30,15 @@ from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
 from ..samplers.base import RunFacts, Sampler
 from ..samplers.label import (
+    OF_TRAINING,
     make_sampler,
     needs_value,
     parse_label,
     spelled_among,
     split_labels,
     split_settings,
+    unknown_setting,
 )
-from ..samplers.table import SAMPLERS
 from ..server.optimizers import Momentum
 from ..server.part import ServerPart
 from ..server.size import AUTO, USUAL_ERROR, RelativeError
@@ -97,13 +98,7 @@ OF_SERVER = (*(name for name in IN_TEXT if not ROW_OF[name].kind.changes_trainin
 OF_LABELS = (
     *IN_TEXT,
     "sample",
-    "local_lr",
-    "lr_schedule",
-    "local_epochs",
-    "batch_size",
-    "local_momentum",
-    "proximal",
-    "fixed_order",
+    *OF_TRAINING,
 )
 
 #: ``public`` would give the runs of a comparison different data.
@@ -617,12 +612,6 @@ def make_settings(
         values = read_toml(config, users=True) | values
     for key, value in values.items():
         if key not in kind.model_fields:
-            for sampler, entry in SAMPLERS.items():
-                if key in entry.options:
-                    raise DeltaflError(
-                        f"{key} is an option of samplers; write it in the label: "
-                        f"{sampler}({key}={value})"
-                    )
             if key in ("model", "loss"):
                 raise DeltaflError(
                     f"{key} is no setting: a {key} of your own goes into the task, "
@@ -630,7 +619,7 @@ def make_settings(
                 )
             if key == "n":
                 raise DeltaflError(f"n is no setting: the clients of a round are sample={value!r}")
-            raise unknown_name("setting", key, kind.model_fields)
+            raise unknown_setting(key, value, kind.model_fields)
         # pydantic would take True for 1.
         if isinstance(value, bool) and kind.model_fields[key].annotation is not bool:
             raise DeltaflError(f"{key} is {value}; only switches are true or false: write a value")
