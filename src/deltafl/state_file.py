@@ -56,17 +56,19 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
     check_types("load_state(path, plan)", path=(path, str, PathLike), plan=(plan, Plan))
     cure = "put a copy back, or write it anew with save_state"
     arrays, saved = read_sealed(Path(path), cure, mapped=True, users=True)
-    known = owner(plan)
+    made = saved.pop("made_with", None)
+    saved.pop("method", None)
+    own = owner(plan)
     # Files from before costs were noted: the state has a checksum of them.
-    saved = {"cost_m": known["cost_m"], **saved}
-    for name, value in known.items():
-        before = saved.get(name)
-        if before != value:
+    saved = {"cost_m": own["cost_m"], **saved}
+    # Also what the file alone has, such as a part of the user's own.
+    for name in {**own, **saved}:
+        if saved.get(name) != own.get(name):
             raise DeltaflError(
-                f"the state in {path} belongs to a plan with {name} = {before}, and this "
-                f"plan has {value}; load it with the plan it was saved with"
+                f"the state in {path} belongs to a plan with {name} = {saved.get(name)}, and this "
+                f"plan has {own.get(name)}; load it with the plan it was saved with"
             )
-    warn_of_other(saved.get("made_with"), made_with(), str(path))
+    warn_of_other(made, made_with(), str(path))
     params_d = arrays.get("state.params_d", np.zeros(0))
     # That it has one axis is looked at with everything else.
     template = blank_state(plan, np.zeros(params_d.size, np.float32))

@@ -33,6 +33,7 @@ from deltafl.scale.rows import RowFormat
 from deltafl.scale.tree import TreeBuffer
 from deltafl.server.average import Average
 from deltafl.server.first_round import FirstRound
+from deltafl.server.part import ServerPart, Step
 from deltafl.state_file import load_state, save_state
 from deltafl.store.sealed import read_sealed, write_sealed
 from deltafl.streams import stream
@@ -368,6 +369,28 @@ def test_a_state_from_before_costs_were_noted_is_read(tmp_path: Path) -> None:
     for wrong in (plain, other):
         with pytest.raises(DeltaflError, match="weights_crc is that of another plan"):
             load_state(path, wrong)
+
+
+class Halved(ServerPart):
+    """A part of a user's own, which remembers nothing."""
+
+    name = "halved"
+
+    def direction(self, plan: Any, own: Any, step: Step) -> tuple[Step, Any]:
+        return step._replace(delta_d=step.delta_d / 2), own
+
+
+def test_a_state_saved_with_a_part_of_ones_own_is_not_gone_on_with_without_it(
+    tmp_path: Path,
+) -> None:
+    plan = plan_of(30, n=5)
+    halved = replace(plan, parts=(Halved(),))
+    path = tmp_path / "state"
+    for mine, other in ((halved, plan), (plan, halved)):
+        save_state(path, init_round(mine, np.zeros(D)), mine)
+        load_state(path, mine)
+        with pytest.raises(DeltaflError, match="belongs to a plan with halved = "):
+            load_state(path, other)
 
 
 def test_bytes_of_a_state_count_what_clients_share_once() -> None:
