@@ -283,6 +283,25 @@ def test_clients_and_evaluations_leave_nothing_to_the_next(beside: Any) -> None:
     np.testing.assert_array_equal(task.dataset.test_x, held)
 
 
+@pytest.mark.parametrize(
+    ("in_place", "apart"),
+    [
+        (lambda o, y: cross_entropy(o, y.fill_(0)), lambda o, y: cross_entropy(o, 0 * y)),
+        (lambda o, y: cross_entropy(o.mul_(-2), y), lambda o, y: cross_entropy(-2 * o, y)),
+    ],
+)
+def test_metrics_are_of_what_the_loss_was_given_not_of_what_it_leaves(
+    in_place: Any, apart: Any
+) -> None:
+    judged = []
+    for loss in (in_place, apart):
+        made = Engine(task_of("mlp", loss=loss, metric="accuracy"), WORKS["epochs"], 0)
+        start_d = made.initial_params()
+        judged.append((made.evaluate(start_d), made.train(start_d, 0, np.array([0])).update_nd))
+    assert repr(judged[0][0]) == repr(judged[1][0])
+    np.testing.assert_allclose(judged[0][1], judged[1][1], rtol=1e-5, atol=1e-7)
+
+
 def test_augmentations_losses_and_models_may_draw_from_any_generator() -> None:
     def noisy(output: torch.Tensor, y: torch.Tensor) -> Any:
         return cross_entropy(output * (1 + random.random()), y)

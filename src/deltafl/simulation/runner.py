@@ -209,7 +209,7 @@ class ClientRunner:
         batch = []
         targets = []
         for rows, arrays in tests:
-            # Copies: a model or a loss may change in place what it gets.
+            # Copies: a model may change in place what it gets.
             x, y = (part[rows].clone() for part in self._data[2:])
             batch.append((model_inputs(self._task, x), arrays))
             targets.append(y)
@@ -244,7 +244,8 @@ class ClientRunner:
             # A mean over the batch; batches may differ in length, so that sums are added.
             weight = self._form.passes.weight(y)
             with own_code():
-                loss = self._task.loss(output, y).item() * weight
+                # Copies: it may write into them, and metrics would be of what it leaves.
+                loss = self._task.loss(output.clone(), y.clone()).item() * weight
         # Of padding alone it is NaN, which would stay in the sum.
         if weight == 0:
             loss = 0.0
