@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -247,6 +247,17 @@ def make_folder(folder: Path, private: bool = False) -> None:
         except FileExistsError:
             # "File exists" would not say what is wrong with it.
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+
+
+def make_new_folder(folders: Iterable[Path]) -> Path:
+    """Make the first of these folders that nobody has, and return it: two processes never get the
+    same one.
+    """
+    for folder in folders:
+        with writing(folder), suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise DeltaflError("all names of new folders are taken")
 
 
 def name_for_file(text: str, limit: int = 200) -> str:

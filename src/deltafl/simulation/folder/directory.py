@@ -45,12 +45,12 @@ from ...scale.rows import row_files, settled
 from ...scale.sound import restored_state
 from ...store.files import (
     make_folder,
+    make_new_folder,
     name_for_file,
     remove,
     remove_empty,
     with_home,
     write_atomically,
-    writing,
 )
 from ...store.folder import Note, new_name, owned, read_note, require_note, require_own, write_note
 from ...store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
@@ -105,14 +105,13 @@ def new_folder(command: str, task: str) -> Path:
     about = name_for_file(short_name(task), limit=60)
     name = f"{command}-{about}-{datetime.now():%Y%m%d-%H%M%S}"
     runs = Path("runs")
-    atexit.register(remove_empty, runs.absolute())
     make_folder(runs)
-    for other in chain([name], (f"{name}-{number}" for number in count(2))):
-        with writing(runs / other), suppress(FileExistsError):
-            (runs / other).mkdir()
-            atexit.register(remove_empty, (runs / other).absolute())
-            return runs / other
-    raise AssertionError("a count has no end")
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    folder = make_new_folder(map(runs.joinpath, names))
+    # The last one that is registered is the first.
+    for empty in (runs, folder):
+        atexit.register(remove_empty, empty.absolute())
+    return folder
 
 
 def write_header(
