@@ -2,10 +2,13 @@
 names the file.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 
 from deltafl import DeltaflError
 from deltafl.analysis.summary import read_summary
@@ -74,6 +77,21 @@ def test_what_is_not_there_and_which_line_or_entry_is_wrong(tmp_path: Path) -> N
     with pytest.raises(DeltaflError, match=r"^here: b\.1: it must be a whole number; mend it$"):
         checked(dict[str, list[int]], {"b": [1, "x"]}, "here", "mend it")
     assert checked(dict[str, list[int]], {"b": [1]}, "here", "mend it") == {"b": [1]}
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ({"le": 1e100}, "it must be at most 1e+100"),
+        ({"lt": 2}, "it must be below 2"),
+        ({"ge": 0.5}, "it must be at least 0.5"),
+        ({"gt": 0}, "it must be above 0"),
+    ],
+)
+def test_a_number_beyond_a_limit_is_named_with_the_limit(limit: dict[str, Any], words: str) -> None:
+    kind: Any = Annotated[float, Field(**limit)]
+    with pytest.raises(DeltaflError, match=f"^here: a: {re.escape(words)}; mend it$"):
+        checked(dict[str, kind], {"a": float("nan")}, "here", "mend it")
 
 
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
