@@ -14,10 +14,10 @@ from PIL import Image
 from deltafl import DeltaflError
 from deltafl.store import read_json, read_toml
 from deltafl.store.sealed import read_sealed
-from deltafl.tasks.files import read_arrays
-from deltafl.tasks.frames import read_frame
-from deltafl.tasks.images import load_cifar10, read_idx
-from deltafl.tasks.leaf import _face, load_femnist
+from deltafl.tasks.data.files import read_arrays
+from deltafl.tasks.data.frames import read_frame
+from deltafl.tasks.data.images import load_cifar10, read_idx
+from deltafl.tasks.data.leaf import _face, load_femnist
 
 here = Path(sys.argv[1])
 LARGE = 2**32
