@@ -236,11 +236,7 @@ SAFE = {
     "deltafl.simulation.oracle posix_fallocate": "a file without a name",
     "deltafl.simulation.oracle memmap": "a file without a name",
     "deltafl.simulation.parallel.elsewhere replace": "a name is replaced, no link followed",
-    "deltafl.simulation.parallel.elsewhere rmdir": "an empty folder, no link",
     "deltafl.simulation.parallel.elsewhere symlink_to": "in a new folder that nobody else can name",
-    "deltafl.simulation.folder.directory rmdir": "an empty folder, no link",
-    "deltafl.simulation.parallel.player rmdir": "an empty folder, no link",
-    "deltafl.simulation.parallel.sweep rmdir": "an empty folder, no link",
     "deltafl.federation.saved replace": "a name is replaced, no link followed",
     "deltafl.federation.saved link": "a second name of a file of the store",
 }

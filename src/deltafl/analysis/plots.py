@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import DeltaflError, counted, printable, require, unknown_name
 from ..server.table import sized_by
-from ..store.files import make_folder, name_for_file, write_atomically
+from ..store.files import name_for_file, write_with_folder
 from ..types import FloatArray, judge_of
 from .bands import Band, band_of, curve_band, selections
 from .look import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
@@ -442,8 +442,7 @@ def save(figure: Figure, path: Path) -> None:
     else:
         with _boxes_for_letters():
             figure.savefig(content, format=kind)
-    make_folder(path.parent)
-    write_atomically(path, content.getbuffer())
+    write_with_folder(path, content.getbuffer())
 
 
 @contextmanager

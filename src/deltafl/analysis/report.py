@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import printable, require
 from ..samplers.label import base_name, bias_of
 from ..samplers.table import SAMPLERS, SHORT_NEEDS
-from ..store.files import make_folder, write_atomically
+from ..store.files import write_with_folder
 from ..types import Array, judge_of
 from .bands import (
     Band,
@@ -138,8 +138,7 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
             "titles": titles,
         },
     )
-    make_folder(Path(path).parent)
-    write_atomically(Path(path), html)
+    write_with_folder(Path(path), html)
 
 
 def _shown(value: Any) -> Any:

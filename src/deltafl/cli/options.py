@@ -4,7 +4,7 @@ settings.
 
 import tomllib
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from inspect import Parameter, Signature
 from pathlib import Path
 from shlex import quote
@@ -26,7 +26,6 @@ from ..simulation.settings import (
     make_settings,
     refuse_ignored,
 )
-from ..store.files import remove_empty
 from ..store.own_python import files_named, only, working_in
 from ..store.values import interval_of, only_kind, read_toml
 from ..types import Json
@@ -264,13 +263,8 @@ def begun(kind: type[AnySettings], ctx: typer.Context) -> tuple[AnySettings, Pat
     """
     given = placed(ctx)
     settings = settings_from(kind, given)
-    if given.out:
-        return settings, given.out
-    folder = new_folder(str(ctx.command.name), settings.task)
-    # The last one that is called is the first.
-    for empty in (folder.parent, folder):
-        ctx.call_on_close(partial(remove_empty, empty))
-    return settings, folder
+    command = str(ctx.command.name)
+    return settings, given.out or new_folder(command, settings.task, ctx.call_on_close)
 
 
 def settings_from(kind: type[AnySettings], asked: Given) -> AnySettings:

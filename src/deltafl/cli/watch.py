@@ -13,7 +13,7 @@ from ..analysis.narrow import NarrowTable, console, plain, show
 from ..errors import DeltaflError
 from ..simulation.view.foreseen import Foreseen, read_plan
 from ..simulation.view.live import Picture, page, picture
-from ..store.files import make_folder, write_atomically
+from ..store.files import write_with_folder
 from .common import interruptible, path_name, say
 
 app = typer.Typer(rich_markup_mode=None)
@@ -98,8 +98,7 @@ def _look(
         time.sleep(_AGAIN)
         shown = picture(place, foreseen)
     if html is not None:
-        make_folder(html.parent)
-        write_atomically(html, page(shown._replace(is_over=shown.is_over or once), every))
+        write_with_folder(html, page(shown._replace(is_over=shown.is_over or once), every))
     return shown
 
 

@@ -206,6 +206,12 @@ def write_atomically(
             beside.unlink(missing_ok=True)
 
 
+def write_with_folder(path: Path, *parts: Any, private: bool = False) -> None:
+    """The same of a file whose folder may not be there yet."""
+    make_folder(path.parent)
+    write_atomically(path, *parts, private=private)
+
+
 def sync_folder(folder: Path) -> None:
     """Bring the names in a folder to the disk: a file that is made or renamed is there after a
     power loss.

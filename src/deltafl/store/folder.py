@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DeltaflError
-from .files import make_folder, require_alone, write_atomically, writing
+from .files import make_folder, remove_empty, require_alone, write_atomically, writing
 from .values import read_json
 
 #: How often a folder may be taken away before a lock is made in it.
@@ -62,9 +62,8 @@ def owned(folder: Path, lock: Path, option: str, seconds: float = 0) -> Iterator
         with suppress(OSError):  # Windows deletes no open file: it stays and locks nothing
             lock.unlink()
         held.release()
-        if is_new:
-            with suppress(OSError):  # it is in use now
-                lock.parent.rmdir()
+        if is_new:  # and not in use by now
+            remove_empty(lock.parent)
 
 
 class Note(NamedTuple):

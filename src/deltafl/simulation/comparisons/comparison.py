@@ -25,8 +25,8 @@ from ...analysis.summary import summarise, write_summary
 from ...analysis.table import comparison_table
 from ...errors import DeltaflError, MissingExtraError, log, printable, unknown_name
 from ...samplers.label import parse_label, spelled_among
-from ...store import checked, write_atomically
-from ...store.files import below, make_folder, with_home
+from ...store import checked
+from ...store.files import below, make_folder, with_home, write_with_folder
 from ...store.own_python import OwnCodeError, only
 from ...tasks.metrics import metric_of
 from ...tasks.own import OWN_DEFAULTS, is_own, is_table, short_name
@@ -226,9 +226,7 @@ class Comparison:
 
 def _saved(text: str, path: AnyPath | None) -> str:
     if path is not None:
-        to = with_home(path)
-        make_folder(to.parent)
-        write_atomically(to, text)
+        write_with_folder(with_home(path), text)
     return text
 
 

@@ -27,9 +27,10 @@ import atexit
 import json
 import os
 import secrets
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 
@@ -96,11 +97,15 @@ def locked(folder: Path, seconds: float = 0) -> AbstractContextManager[None]:
     return owned(folder, Path(f"{place}.lock"), "--out", seconds)
 
 
-def new_folder(command: str, task: str) -> Path:
+def new_folder(
+    command: str,
+    task: str,
+    at_end: Callable[[Callable[[], None]], object] = atexit.register,
+) -> Path:
     """A folder of its own below ``runs`` for results that were given no place.
 
-    It is made at once, or others that begin in the same second would take its name; what is still
-    empty when this process ends is removed.
+    It is made at once, or others that begin in the same second would take its name. What is still
+    empty at the end is removed, that of this process or of what ``at_end`` adds a call to.
     """
     about = name_for_file(short_name(task), limit=60)
     name = f"{command}-{about}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -108,9 +113,9 @@ def new_folder(command: str, task: str) -> Path:
     make_folder(runs)
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     folder = make_new_folder(map(runs.joinpath, names))
-    # The last one that is registered is the first.
+    # The last call that is added is the first.
     for empty in (runs, folder):
-        atexit.register(remove_empty, empty.absolute())
+        at_end(partial(remove_empty, empty.absolute()))
     return folder
 
 
@@ -531,8 +536,7 @@ def _delete(folder: Path, files: Iterable[Path]) -> None:
     """Delete files, and their folder unless it holds others."""
     for file in files:
         remove(file)
-    with suppress(OSError):
-        folder.rmdir()
+    remove_empty(folder)
 
 
 def refusals(folder: AnyPath) -> list[tuple[int, int, str, bool]]:

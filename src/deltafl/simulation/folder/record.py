@@ -29,8 +29,8 @@ from ...analysis.runs import PICTURES, Fairness, Run
 from ...analysis.statistics import fairness_of
 from ...errors import DeltaflError, counted
 from ...samplers.label import file_name
-from ...store import checked, write_atomically
-from ...store.files import below, make_folder, read_text
+from ...store import checked
+from ...store.files import below, read_text, write_with_folder
 from ...store.values import parsed
 from ...tasks.base import Task
 from ...tasks.metrics import METRICS, Metric
@@ -360,9 +360,8 @@ def measured_columns(lines: Iterable[Json]) -> dict[str, list[float | None]]:
 
 def write_record(record: RunRecord, path: Path) -> None:
     """Write a record with its checksum; the file appears in one step."""
-    make_folder(path.parent)
     line = record_line(record).rstrip()
-    write_atomically(path, f'{line[:-1]}{_CHECKSUM}"{zlib.crc32(line.encode()):08x}"}}\n')
+    write_with_folder(path, f'{line[:-1]}{_CHECKSUM}"{zlib.crc32(line.encode()):08x}"}}\n')
 
 
 def read_record(path: Path) -> RunRecord:

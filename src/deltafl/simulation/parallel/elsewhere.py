@@ -22,7 +22,14 @@ from typing import Any, NamedTuple
 from ... import __version__
 from ...calls import Named
 from ...errors import OWN_ERRORS, DeltaflError, MissingExtraError, explained, in_one_line
-from ...store.files import below, make_folder, read_bytes, write_atomically
+from ...store.files import (
+    below,
+    make_folder,
+    read_bytes,
+    remove_empty,
+    write_atomically,
+    write_with_folder,
+)
 from ...store.own_python import allow, allowed, names_in
 from ...tasks.registry import added_tasks, register
 from ..folder.directory import RunDirectory, locked
@@ -191,8 +198,7 @@ class Elsewhere(Executor):
         fresh.delete()
         for name, content in files.items():
             file = below(fresh.path, *name.parts)
-            make_folder(file.parent)
-            write_atomically(file, content, private=file.suffix == ".safetensors")
+            write_with_folder(file, content, private=file.suffix == ".safetensors")
         now = fresh.environment()["data_crc32"]
         if now != (known := self._data.setdefault(seed, now)):
             fresh.delete()
@@ -249,8 +255,7 @@ def _play(folder: Path) -> Any:
     there = partial(_within, folder)
     files = {Path(name): name.of for name in parcel.files}
     for file, content in {**files, **parcel.begun}.items():
-        make_folder(there(file).parent)
-        write_atomically(there(file), content, private=True)
+        write_with_folder(there(file), content, private=True)
     make_folder(there(parcel.current))
     os.chdir(there(parcel.current))
     for link, file in parcel.links.items():
@@ -276,8 +281,7 @@ def _move_rest(old: Path, new: Path) -> None:
         # A worker had it, too, but not what was written into it since.
         file.replace(kept)
     for folder in sorted([old, *old.rglob("*")], reverse=True):
-        with suppress(OSError):  # it is not there, or holds what is no file
-            folder.rmdir()
+        remove_empty(folder)  # unless it holds what is no file
 
 
 def _files(place: Path) -> Iterator[Path]:

@@ -1,12 +1,11 @@
 """What plays one run of many, and where its folder is; it goes to other processes."""
 
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import require
-from ...store.files import below
+from ...store.files import below, remove_empty
 from ..callbacks.callback import OnRound
 from ..folder.directory import RunDirectory, locked
 from ..folder.own_code import Code
@@ -46,8 +45,8 @@ class Player(NamedTuple):
         with locked(directory.path, ORPHAN_SECONDS):
             directory.memory_folder(job.settings.memory_path)
             directory.delete()
-        with suppress(OSError):  # other runs of the part are unfinished
-            directory.path.parent.rmdir()
+        # Unless other runs of the part are unfinished.
+        remove_empty(directory.path.parent)
 
     def play(self, job: Job, on_round: OnRound) -> None:
         """Play a job in this process, from its last checkpoint if there is one."""

@@ -10,13 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ...errors import DeltaflError
 from ...scale.stretches import cores_allowed
+from ...store.files import remove_empty
 from ...store.lines import NOTHING, line_of, whole_lines
 from ...store.room import cores_of_quota
 from ...streams import ONE_AT_A_TIME
@@ -69,8 +70,7 @@ def run_jobs(
         play_jobs(jobs, Player(folder, code=code), pool, on_progress)
         unfinished = folder / UNFINISHED
         for place in (*unfinished.glob("*"), unfinished):
-            with suppress(OSError):  # there is none, or it is not empty
-                place.rmdir()
+            remove_empty(place)
 
 
 def count_processes(asked: Any, device: str | None) -> int:
